@@ -114,7 +114,7 @@ class Channel:
         if future is None or future.done():
             return
         if "error" in message:
-            future.set_exception(_error_from(*message["error"]))
+            future.set_exception(error_from(*message["error"]))
         else:
             future.set_result(message)
 
@@ -244,7 +244,8 @@ async def _read_frame(reader: asyncio.StreamReader) -> Fields:
     return message
 
 
-def _error_from(name: str, text: str) -> EvolvingInfraError:
+def error_from(name: str, text: str) -> EvolvingInfraError:
+    """The error another process raised, as the same class here."""
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, EvolvingInfraError):
         error: EvolvingInfraError = kind(text)

@@ -1,0 +1,69 @@
+"""Process: one node's engine. ``python -m evolving_infra.cluster.engine_process --name node0``."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+
+import torch
+
+from evolving_infra import env
+from evolving_infra.cluster.engine_thread import EngineThread
+from evolving_infra.cluster.node import Node
+from evolving_infra.cluster.places import Places
+from evolving_infra.cluster.process import keep_connected, run
+from evolving_infra.cluster.store_link import StoreLink
+from evolving_infra.engine.engine import Engine
+from evolving_infra.kv.block_keys import BlockHasher
+
+log = logging.getLogger(__name__)
+
+MEASURED_S = 0.25
+
+
+def crash(error: BaseException) -> None:
+    """A broken engine must not go on serving: end the process, the launcher starts a new one."""
+    log.critical("the engine thread died", exc_info=error)
+    os._exit(70)
+
+
+async def main(places: Places, secret: str, name: str, stop: asyncio.Event) -> None:
+    # One compute thread per engine: nodes share this machine, and sums keep one order.
+    torch.set_num_threads(1)
+    config = places.read_config()
+    engine = Engine(config.engine, BlockHasher.of(config.engine), fault=env.fault())
+    link = StoreLink(places.store(name), secret)
+    thread = EngineThread(
+        engine,
+        time.monotonic,
+        asyncio.get_running_loop(),
+        on_iteration=lambda iteration: node.on_iteration(iteration),
+        on_crash=crash,
+    )
+    node = Node(config, thread, link)
+    thread.start()
+    tasks = [
+        asyncio.create_task(link.run(stop)),
+        asyncio.create_task(node.writer.run()),
+        asyncio.create_task(_flush_measured(node)),
+    ]
+    await keep_connected(
+        places.controller, secret, stop, node.handle, node.opened, kind="engine", name=name
+    )
+    await tasks[0]
+    for task in tasks[1:]:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    thread.stop()
+
+
+async def _flush_measured(node: Node) -> None:
+    while True:
+        await asyncio.sleep(MEASURED_S)
+        node.flush_measured()
+
+
+if __name__ == "__main__":
+    run(main, "The engine of one node.")

@@ -1,0 +1,212 @@
+"""Starts the processes of a cluster on this machine, restarts those that die, stops them all.
+
+Every child asks the kernel to die with the launcher, so nothing is left behind even by kill -9.
+A restarted engine attaches to its node's store again: the host pool and its KV have survived.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evolving_infra.cluster.places import Places
+from evolving_infra.cluster.remote import RemoteCluster
+from evolving_infra.config import ClusterConfig
+from evolving_infra.errors import PeerError
+
+log = logging.getLogger(__name__)
+
+READY_S = 120.0
+STOP_S = 5.0
+RESTART_PAUSE_S = 0.5
+QUICK_DEATHS = 5
+QUICK_DEATH_S = 5.0
+
+
+@dataclass(kw_only=True)
+class Child:
+    """One process of the cluster. ``quick_deaths`` counts starts that died within 5 s in a row."""
+
+    name: str
+    command: tuple[str, ...]
+    process: asyncio.subprocess.Process
+    started: float
+    quick_deaths: int = 0
+
+
+class Launcher:
+    """A running cluster. Use ``running_cluster``."""
+
+    def __init__(self, config: ClusterConfig, places: Places) -> None:
+        self.config = config
+        self.places = places
+        self.secret = secrets.token_hex(32)
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._children: dict[str, Child] = {}
+        self._watchers: set[asyncio.Task[None]] = set()
+        self._stopping = False
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.config.host}:{self.config.port}"
+
+    def pids(self) -> dict[str, int]:
+        """Process id by name: ``controller``, ``gateway``, ``node0``, ``node0.store``, ..."""
+        return {name: child.process.pid for name, child in self._children.items()}
+
+    async def start(self) -> None:
+        """Start everything. Returns at once; ``wait_ready`` waits."""
+        self.places.config.touch(mode=0o600)
+        self.places.config.write_text(self.config.to_json())
+        for node in self.config.roles:
+            await self._spawn(f"{node}.store", "evolving_infra.cluster.store_process", node)
+        await self._spawn("controller", "evolving_infra.cluster.controller_process", "")
+        for node in self.config.roles:
+            await self._spawn(node, "evolving_infra.cluster.engine_process", node)
+        await self._spawn("gateway", "evolving_infra.gateway", "")
+
+    async def wait_ready(self, on_wait: Callable[[dict[str, Any]], None] | None = None) -> None:
+        """Wait until every node serves. Raises ``PeerError`` with the reason if that fails."""
+        deadline = time.monotonic() + READY_S
+        cluster = RemoteCluster(self.places.controller, self.secret)
+        try:
+            while True:
+                if self.failed.done():
+                    self.failed.result()
+                with contextlib.suppress(PeerError):
+                    state = await cluster.state()
+                    if on_wait is not None:
+                        on_wait(state)
+                    if state["ready"] and await self._gateway_listens():
+                        return
+                if time.monotonic() > deadline:
+                    raise PeerError(
+                        f"the cluster was not ready in {READY_S:.0f} s; see {self.places.logs}"
+                    )
+                await asyncio.sleep(0.05)
+        finally:
+            await cluster.close()
+
+    async def stop(self) -> None:
+        """Ask every process to stop (front door first), kill what has not in 5 s."""
+        self._stopping = True
+        order = ["gateway", "controller", *self.config.roles]
+        order += [name for name in self._children if name not in order]
+        for name in order:
+            child = self._children.get(name)
+            if child is not None and child.process.returncode is None:
+                child.process.send_signal(signal.SIGTERM)
+        waits = [child.process.wait() for child in self._children.values()]
+        with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*waits), STOP_S)
+        for child in self._children.values():
+            if child.process.returncode is None:
+                log.warning("%s did not stop in %s s: killed", child.name, STOP_S)
+                child.process.kill()
+                await child.process.wait()
+        for watcher in self._watchers:
+            watcher.cancel()
+        if self.failed.done():
+            self.failed.exception()
+
+    async def _gateway_listens(self) -> bool:
+        try:
+            _, writer = await asyncio.open_connection(self.config.host, self.config.port)
+        except OSError:
+            return False
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        return True
+
+    async def _spawn(self, name: str, module: str, node: str) -> None:
+        command = (
+            *(sys.executable, "-m", module, "--run-dir", str(self.places.run_dir)),
+            *(("--name", node) if node else ()),
+        )
+        child = Child(
+            name=name,
+            command=command,
+            process=await self._run(name, command),
+            started=time.monotonic(),
+        )
+        self._children[name] = child
+        watcher = asyncio.create_task(self._watch(child))
+        self._watchers.add(watcher)
+
+    async def _run(self, name: str, command: tuple[str, ...]) -> asyncio.subprocess.Process:
+        environment = {**os.environ, "EVOLVING_INFRA_SECRET": self.secret, "OMP_NUM_THREADS": "1"}
+        with (self.places.logs / f"{name}.log").open("ab") as output:
+            return await asyncio.create_subprocess_exec(
+                *command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,  # a Ctrl-C reaches the launcher only, which stops them in order
+            )
+
+    async def _watch(self, child: Child) -> None:
+        while True:
+            code = await child.process.wait()
+            if self._stopping:
+                return
+            lived = time.monotonic() - child.started
+            child.quick_deaths = child.quick_deaths + 1 if lived < QUICK_DEATH_S else 0
+            log.warning("%s ended with code %s; restarting it", child.name, code)
+            if child.quick_deaths >= QUICK_DEATHS:
+                self._fail(child, code)
+                return
+            await asyncio.sleep(RESTART_PAUSE_S)
+            if self._stopping:
+                return
+            child.process = await self._run(child.name, child.command)
+            child.started = time.monotonic()
+
+    def _fail(self, child: Child, code: int) -> None:
+        text = (
+            f"{child.name} died {child.quick_deaths} times in a row with code {code}: "
+            f"{last_line(self.places.logs / f'{child.name}.log')}"
+        )
+        if not self.failed.done():
+            self.failed.set_exception(PeerError(text))
+
+
+def last_line(path: Path) -> str:
+    """The last line a process logged, or a word that it logged none."""
+    lines = path.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it logged nothing"
+
+
+@contextlib.asynccontextmanager
+async def running_cluster(
+    config: ClusterConfig,
+    run_dir: Path | None = None,
+    on_wait: Callable[[dict[str, Any]], None] | None = None,
+) -> AsyncIterator[Launcher]:
+    """A ready cluster; stopped at the end of the block, whatever happens.
+
+    Raises ``PeerError`` if it does not become ready. Logs are kept only in a given ``run_dir``.
+    """
+    with contextlib.ExitStack() as stack:
+        if run_dir is None:
+            run_dir = Path(
+                stack.enter_context(tempfile.TemporaryDirectory(prefix="evolving-infra-"))
+            )
+        launcher = Launcher(config, Places.create(run_dir))
+        try:
+            await launcher.start()
+            await launcher.wait_ready(on_wait)
+            yield launcher
+        finally:
+            await launcher.stop()

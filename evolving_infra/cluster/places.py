@@ -1,0 +1,48 @@
+"""Where the processes of one cluster meet: a private run directory with sockets, logs, config."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from evolving_infra.config import ClusterConfig
+from evolving_infra.errors import wrong
+
+SOCKET_PATH_LIMIT = 100
+"""A Unix socket path has at most 107 bytes; a store adds a suffix of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Names inside a run directory that only its owner can enter."""
+
+    run_dir: Path
+
+    @staticmethod
+    def create(run_dir: Path) -> "Places":
+        """Make the directory (mode 0700). Raises ``InputError`` if its path is too long."""
+        run_dir.mkdir(parents=True, exist_ok=True)
+        os.chmod(run_dir, 0o700)
+        places = Places(run_dir)
+        if len(str(run_dir / "node63.store.sock")) > SOCKET_PATH_LIMIT:
+            raise wrong("run_dir", f"a path of at most {SOCKET_PATH_LIMIT - 20} bytes", str(run_dir))
+        places.logs.mkdir(exist_ok=True)
+        return places
+
+    @property
+    def config(self) -> Path:
+        return self.run_dir / "cluster.json"
+
+    @property
+    def logs(self) -> Path:
+        return self.run_dir / "logs"
+
+    @property
+    def controller(self) -> str:
+        return f"unix:{self.run_dir / 'controller.sock'}"
+
+    def store(self, node: str) -> str:
+        """Address of a node's store."""
+        return f"unix:{self.run_dir / node}.store.sock"
+
+    def read_config(self) -> ClusterConfig:
+        return ClusterConfig.from_json(self.config.read_text())

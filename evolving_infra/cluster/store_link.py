@@ -1,0 +1,54 @@
+"""An engine process's connections to stores: its own node's, and peers' for hand-off."""
+
+import asyncio
+import contextlib
+import logging
+
+from evolving_infra.errors import EvolvingInfraError
+from evolving_infra.kv.store_client import StoreClient
+
+log = logging.getLogger(__name__)
+
+RECONNECT_S = 0.2
+
+
+class StoreLink:
+    """``store`` is this node's store, None while it is down: the engine then goes on without L2."""
+
+    def __init__(self, own_address: str, secret: str) -> None:
+        self._own_address = own_address
+        self._secret = secret
+        self._peers: dict[str, StoreClient] = {}
+        self._opening: dict[str, asyncio.Lock] = {}
+        self.store: StoreClient | None = None
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Keep the own store connected until ``stop``; close everything then."""
+        stopping = asyncio.create_task(stop.wait())
+        while not stop.is_set():
+            try:
+                self.store = await StoreClient.connect(
+                    self._own_address, self._secret, writable=True
+                )
+            except EvolvingInfraError as error:
+                log.info("%s; trying again", error)
+                await asyncio.wait([stopping], timeout=RECONNECT_S)
+                continue
+            gone = asyncio.create_task(self.store.wait_closed())
+            await asyncio.wait([gone, stopping], return_when=asyncio.FIRST_COMPLETED)
+            store, self.store = self.store, None
+            await store.close()
+            await gone
+        stopping.cancel()
+        for client in self._peers.values():
+            with contextlib.suppress(EvolvingInfraError):
+                await client.close()
+
+    async def peer(self, address: str) -> StoreClient:
+        """A read-only client of a peer's store (or of the own one), connected once and kept."""
+        async with self._opening.setdefault(address, asyncio.Lock()):
+            client = self._peers.get(address)
+            if client is None or client.is_closed:
+                client = await StoreClient.connect(address, self._secret, writable=False)
+                self._peers[address] = client
+            return client

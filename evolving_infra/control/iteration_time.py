@@ -1,0 +1,175 @@
+"""How long an iteration will take: the models of design section 7, learned online.
+
+    prefill   T    = c0 + c1 Σ t_uc + c2 Σ A + c3 Σ t_rst     A = t_uc t_c + t_uc (t_uc + 1) / 2
+    decode    T(B) = d0 + d1 φ(B) + d2 B                      φ(B) = 1 − (1 − k/E)^B
+
+Work is summed over windows of fixed length and fitted by non-negative least squares of the
+relative error. The fit is repeated with every window until the warm-up is over, then frozen; if it
+is off by more than 15 % in 5 windows in a row it starts afresh from those windows.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from evolving_infra.control.nnls import nnls
+from evolving_infra.errors import wrong
+
+WINDOW_S = 1.0
+MIN_WINDOWS = 8
+WARM_UP_WINDOWS = 30
+DRIFT_SHARE = 0.15
+DRIFT_WINDOWS = 5
+
+DEFAULT_PREFILL = (2e-3, 2e-4, 0.0, 1e-5)
+"""c0 s, c1 s/token, c2 s/pair, c3 s/token: 5,000 tokens/s, and restoring 20 times as fast."""
+DEFAULT_DECODE = (5e-3, 5e-3, 1e-3)
+"""d0 s, d1 s, d2 s/request."""
+
+
+class FittedTime:
+    """``seconds ≈ weights · features`` of one kind of iteration on one node.
+
+    Before the first fit the defaults are used, scaled by measured over default seconds.
+    """
+
+    def __init__(self, default: Sequence[float]) -> None:
+        self._default = np.array(default)
+        self._weights: np.ndarray | None = None
+        self._frozen = False
+        self._rows: list[np.ndarray] = []
+        self._drifted = 0
+        self._window = np.zeros(len(default) + 1)
+        self._window_start: float | None = None
+        self._total = np.zeros(len(default) + 1)
+        self.refits = 0
+
+    @property
+    def is_learned(self) -> bool:
+        """True once anything was measured."""
+        return bool(self._total[-1] > 0)
+
+    @property
+    def is_frozen(self) -> bool:
+        """True from the end of the warm-up until a drift."""
+        return self._frozen
+
+    def seconds(self, features: Sequence[float]) -> float:
+        """Predicted time. O(features)."""
+        return float(self.weights() @ np.array(features))
+
+    def weights(self) -> np.ndarray:
+        """``[features]`` float64: fitted, or the scaled defaults."""
+        if self._weights is not None:
+            return self._weights
+        expected = float(self._default @ self._total[:-1])
+        return self._default * (self._total[-1] / expected if expected > 0 else 1.0)
+
+    def observe(self, features: Sequence[float], seconds: float, now: float) -> None:
+        """Add one measured iteration. A window closes with the first one after its end."""
+        if self._window_start is None:
+            self._window_start = now
+        elif now - self._window_start >= WINDOW_S:
+            self._close_window()
+            self._window_start = now
+        row = np.array([*features, seconds])
+        self._window += row
+        self._total += row
+
+    def _close_window(self) -> None:
+        row = self._window
+        self._window = np.zeros_like(row)
+        if row[-1] <= 0:
+            return
+        if self._frozen:
+            self._watch(row)
+            return
+        self._rows.append(row)
+        if len(self._rows) >= MIN_WINDOWS:
+            self._fit()
+        self._frozen = len(self._rows) >= WARM_UP_WINDOWS
+        if self._frozen:
+            self._rows.clear()
+
+    def _fit(self) -> None:
+        table = np.array(self._rows)
+        relative = table[:, :-1] / table[:, -1:]
+        self._weights = nnls(relative, np.ones(len(table)))
+
+    def _watch(self, row: np.ndarray) -> None:
+        """Count drifted windows in a row; enough of them begin the next warm-up."""
+        error = abs(self.seconds(row[:-1].tolist()) - row[-1]) / row[-1]
+        self._rows = [*self._rows, row] if error > DRIFT_SHARE else []
+        if len(self._rows) == DRIFT_WINDOWS:
+            self._frozen = False
+            self._weights = None
+            self._total = np.sum(self._rows, axis=0)
+            self.refits += 1
+
+
+class IterationTimes:
+    """The models of all nodes. A node without measurements borrows those of another."""
+
+    def __init__(self, expert_share: float) -> None:
+        """``expert_share`` is k/E of the model's routed experts, 0 for a dense model."""
+        self._expert_share = expert_share
+        self._prefill: dict[str, FittedTime] = {}
+        self._decode: dict[str, FittedTime] = {}
+
+    def observe_prefill(
+        self, node: str, seconds: float, work: tuple[int, int, int], now: float
+    ) -> None:
+        """``work`` is (uncached tokens, pairs, restored tokens), summed over the iteration."""
+        model = self._prefill.setdefault(node, FittedTime(DEFAULT_PREFILL))
+        model.observe((1.0, *work), seconds, now)
+
+    def observe_decode(self, node: str, seconds: float, running: int, now: float) -> None:
+        """``running`` requests each got their next token."""
+        model = self._decode.setdefault(node, FittedTime(DEFAULT_DECODE))
+        model.observe(self._decode_features(running), seconds, now)
+
+    def prefill_seconds(self, node: str, uncached: int, cached: int, restored: int) -> float:
+        """One request computed in one iteration; arguments in tokens."""
+        pairs = uncached * cached + uncached * (uncached + 1) // 2
+        model = _model(self._prefill, node, DEFAULT_PREFILL)
+        return model.seconds((1.0, uncached, pairs, restored))
+
+    def decode_seconds(self, node: str, running: int) -> float:
+        """One iteration over ``running`` requests; 0 if there are none."""
+        if running == 0:
+            return 0.0
+        model = _model(self._decode, node, DEFAULT_DECODE)
+        return model.seconds(self._decode_features(running))
+
+    def is_learned(self, node: str) -> bool:
+        """True once a prefill of ``node`` or of a node it borrows from was measured."""
+        return _model(self._prefill, node, DEFAULT_PREFILL).is_learned
+
+    def weights(self) -> dict[str, tuple[tuple[float, ...], tuple[float, ...]]]:
+        """Node -> (c0..c3, d0..d2) for status; see the module for units."""
+        return {
+            node: (
+                tuple(_model(self._prefill, node, DEFAULT_PREFILL).weights().tolist()),
+                tuple(_model(self._decode, node, DEFAULT_DECODE).weights().tolist()),
+            )
+            for node in sorted(self._prefill.keys() | self._decode.keys())
+        }
+
+    def _decode_features(self, running: int) -> tuple[float, float, float]:
+        coverage = 1.0 - (1.0 - self._expert_share) ** running
+        return (1.0, coverage, float(running))
+
+
+def check_measured(**amounts: float) -> None:
+    """``InputError`` if an amount is negative or not finite."""
+    for name, amount in amounts.items():
+        if not 0 <= amount < float("inf"):
+            raise wrong(name, "a finite number, 0 or more", amount)
+
+
+def _model(models: dict[str, FittedTime], node: str, default: Sequence[float]) -> FittedTime:
+    own = models.get(node)
+    if own is not None and own.is_learned:
+        return own
+    learned = sorted(name for name, model in models.items() if model.is_learned)
+    return models[learned[0]] if learned else FittedTime(default)
