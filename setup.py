@@ -8,7 +8,9 @@ from pybind11.setup_helpers import Pybind11Extension, build_ext
 from setuptools import setup
 from setuptools.errors import CompileError
 
-NEEDS = "evolving_infra._core needs a C++20 compiler: install g++ 10 or newer (Debian: apt install g++)"
+NEEDS = (
+    "evolving_infra._core needs a C++20 compiler: install g++ 10 or newer (Debian: apt install g++)"
+)
 
 
 class BuildCore(build_ext):

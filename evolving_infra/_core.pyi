@@ -6,9 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 class WireShape:
-    def __init__(
-        self, digest: bytes, num_layers: int, page_bytes: int, page_size: int
-    ) -> None: ...
+    def __init__(self, digest: bytes, num_layers: int, page_bytes: int, page_size: int) -> None: ...
     @property
     def trailer_offset(self) -> int: ...
     @property

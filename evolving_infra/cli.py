@@ -77,11 +77,15 @@ def _parser() -> argparse.ArgumentParser:
 def _cluster_flags(parser: argparse.ArgumentParser, port: int) -> None:
     group = parser.add_argument_group("cluster")
     group.add_argument("--nodes", type=int, help="number of nodes; checked against --split")
-    group.add_argument("--split", help="roles in node order, such as 1P2D (default: 1P and the rest D)")
+    group.add_argument(
+        "--split", help="roles in node order, such as 1P2D (default: 1P and the rest D)"
+    )
     group.add_argument("--model", default="tiny-mla-moe", help="tiny-mla-moe or tiny-gqa")
     group.add_argument("--page-size", type=int, default=16, help="tokens per block: 16, 32 or 64")
     group.add_argument("--tp", type=int, default=2, help="ranks per node (default: %(default)s)")
-    group.add_argument("--max-context", type=int, help="tokens of prompt and output (default: 8192)")
+    group.add_argument(
+        "--max-context", type=int, help="tokens of prompt and output (default: 8192)"
+    )
     group.add_argument("--l1-blocks", type=int, help="device pages per rank (default: 4096)")
     group.add_argument("--l2-blocks", type=int, default=16384, help="host blocks per node")
     group.add_argument("--eviction", default="counted", help="counted (by active branches) or lru")
@@ -89,6 +93,7 @@ def _cluster_flags(parser: argparse.ArgumentParser, port: int) -> None:
         "--verify", default="pool", help="pool: check host blocks; device: re-read the pages too"
     )
     group.add_argument("--no-prefetch", action="store_true", help="fetch only when a request comes")
+    group.add_argument("--journal", action="store_true", help="keep the controller's journal")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on")
     group.add_argument("--port", type=int, default=port, help="port of the gateway; 0 picks one")
 
@@ -98,11 +103,15 @@ def _replay_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--url", help="replay against this running gateway instead of a new cluster")
     group.add_argument("--token-scale", default="1/32", help="tokens per recorded token")
     group.add_argument("--time-scale", default="1/20", help="seconds per recorded second")
-    group.add_argument("--max-wait", type=float, help="cut recorded waits to this many seconds, scaled")
+    group.add_argument(
+        "--max-wait", type=float, help="cut recorded waits to this many seconds, scaled"
+    )
     group.add_argument("--concurrency", type=int, help="agents (traces) at once (default: all)")
     group.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
     group.add_argument("--seed", type=int, default=0, help="of sampling and of what is checked")
-    group.add_argument("--check-exact", type=int, default=20, metavar="N", help="requests to recompute")
+    group.add_argument(
+        "--check-exact", type=int, default=20, metavar="N", help="requests to recompute"
+    )
     group.add_argument(
         "--role-change", action="append", metavar="NODE:ROLE@SECONDSs", help="may be repeated"
     )
@@ -111,7 +120,7 @@ def _replay_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _cluster_config(options: argparse.Namespace, fit_tokens: int = 0) -> ClusterConfig:
-    """The cluster the flags describe. Its context holds at least ``fit_tokens`` unless a flag says less."""
+    """The cluster the flags describe; unless a flag says less, a context holds ``fit_tokens``."""
     from evolving_infra.config import ControlConfig, EngineConfig, StoreConfig
 
     context = options.max_context or max(8192, fit_tokens)
@@ -120,7 +129,8 @@ def _cluster_config(options: argparse.Namespace, fit_tokens: int = 0) -> Cluster
     return ClusterConfig(
         split=_split(options.nodes, options.split),
         host=options.host,
-        port=options.port or _free_port(options.host),
+        port=options.port or free_port(options.host),
+        journal=options.journal,
         engine=EngineConfig(
             model=options.model,
             page_size=options.page_size,
@@ -147,7 +157,8 @@ def _split(nodes: int | None, split: str | None) -> str:
     return split
 
 
-def _free_port(host: str) -> int:
+def free_port(host: str) -> int:
+    """A port that was free a moment ago."""
     with socket.create_server((host, 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
@@ -179,17 +190,19 @@ def _role(options: argparse.Namespace) -> int:
 def _trace_stats(options: argparse.Namespace) -> int:
     from evolving_infra.traces.load import load
     from evolving_infra.traces.stats import trace_stats
+    from evolving_infra.traces.stats_text import stats_text
 
     for path in options.traces:
-        print(trace_stats(load(path)).to_text())
+        workload = load(path)
+        print(stats_text(workload, trace_stats(workload)))
     return 0
 
 
 def _trace_convert(options: argparse.Namespace) -> int:
-    from evolving_infra.traces.agentic_mooncake import write
+    from evolving_infra.traces.agentic_mooncake import write_agentic_mooncake
     from evolving_infra.traces.load import load
 
-    write(load(options.source), options.target)
+    options.target.write_text(write_agentic_mooncake(load(options.source), options.source.name))
     return 0
 
 

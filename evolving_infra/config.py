@@ -139,10 +139,14 @@ class ControlConfig:
     """A branch idle for longer counts as ended."""
     prefetch: bool = True
     """Copy what a decode node produced to the branch's prefill node while its tools run."""
+    expert_share: float = 0.0
+    """Routed experts a token uses over all of them (k/E), for the decode time model; 0: dense."""
 
     def __post_init__(self) -> None:
         if self.branch_lease_s <= 0:
             raise wrong("branch_lease_s", "a positive number of seconds", self.branch_lease_s)
+        if not 0 <= self.expert_share <= 1:
+            raise wrong("expert_share", "a number from 0 to 1", self.expert_share)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +157,8 @@ class ClusterConfig:
     """Roles in node order: ``1P2D`` is one prefill and two decode nodes; ``2B`` two of both."""
     host: str = "127.0.0.1"
     port: int = 8000
+    journal: bool = False
+    """Write every event and command to ``logs/journal.jsonl`` of the run directory."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
     control: ControlConfig = field(default_factory=ControlConfig)

@@ -9,6 +9,12 @@ BlockKey = bytes
 
 KEY_BYTES = 32
 
+EOS_TOKEN = 257
+"""Ends a generation. Ids 0..255 are bytes, 256 to 259 special tokens (begin, end, chat marks)."""
+
+VOCAB_USED = 260
+"""Ids from here on only pad the model's vocabulary and are never generated."""
+
 
 class Phase(str, Enum):
     """One half of a request's life."""

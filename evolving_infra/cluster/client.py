@@ -1,6 +1,6 @@
-"""What the front door sees of a cluster: submit, abort, end a branch, change a role, ask for state."""
+"""What the front door sees of a cluster: requests, branch ends, role changes, state."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -45,8 +45,8 @@ class Finish:
 class Cluster(Protocol):
     """The front door's view of a cluster; ``ClusterClient`` reaches a real one."""
 
-    def submit(self, submission: Submission) -> AsyncIterator[TokenDelta | Finish]:
-        """Run a request. Closing the iterator early aborts it.
+    def submit(self, submission: Submission) -> AsyncGenerator[TokenDelta | Finish, None]:
+        """Run a request. Closing the generator early aborts it.
 
         Raises:
             InputError: the submission is wrong (too long, version goes back, unknown parent).

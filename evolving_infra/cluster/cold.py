@@ -7,24 +7,21 @@ and answers each with ``{"tokens"}``: the truth that reused, fetched and handed-
 import argparse
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from evolving_infra.cluster.hasher import block_hasher
 from evolving_infra.cluster.messages import sampling_from_map
 from evolving_infra.config import ClusterConfig, EngineConfig
 from evolving_infra.engine.engine import Engine
 from evolving_infra.engine.request import EngineRequest, TokensOut
-from evolving_infra.kv.block_keys import BlockHasher
 from evolving_infra.types import SamplingParams
 
 
-def recompute(
-    config: EngineConfig, tokens: tuple[int, ...], sampling: SamplingParams
-) -> list[int]:
+def recompute(config: EngineConfig, tokens: tuple[int, ...], sampling: SamplingParams) -> list[int]:
     """Output tokens of one request, with nothing cached and no batch mate."""
-    hasher = BlockHasher.of(config)
+    hasher = block_hasher(config)
     engine = Engine(config, hasher)
     engine.submit(
         EngineRequest(

@@ -1,6 +1,5 @@
 """Who talks to the controller: engines, stores and the front door; one class for each."""
 
-import asyncio
 import logging
 from typing import Any
 
@@ -10,17 +9,16 @@ from evolving_infra.cluster.ledger import Entry
 from evolving_infra.cluster.messages import sampling_from_map, split_keys
 from evolving_infra.cluster.state import cluster_state
 from evolving_infra.control import events as ev
-from evolving_infra.errors import EvolvingInfraError, InputError, PeerError, wrong
+from evolving_infra.errors import InputError, PeerError, wrong
 from evolving_infra.kv.channel import Channel, Fields
-from evolving_infra.types import VOCAB_USED, BranchKind, Phase, Role, Tier
+from evolving_infra.types import VOCAB_USED, BranchKind, Role, Tier
 
 log = logging.getLogger(__name__)
 
 
 async def accept(controller: Controller, channel: Channel) -> None:
     """Serve one connection until it closes."""
-    kinds = {"engine": EngineConnection, "store": StoreConnection, "client": ClientConnection}
-    kind = kinds.get(channel.peer.get("kind", ""))
+    kind = KINDS.get(channel.peer.get("kind", ""))
     if kind is None:
         log.warning("a connection of unknown kind %r was closed", channel.peer.get("kind"))
         await channel.close()
@@ -57,6 +55,7 @@ class EngineConnection:
                 l2_blocks=config.store.blocks,
             )
         )
+        controller.tell_counts(self._node, self._channel)
 
     def closed(self) -> None:
         controller = self._controller
@@ -133,6 +132,7 @@ class StoreConnection:
         if self._controller.stores.pop(self._node, None) is not None:
             self._controller.apply_from_node(ev.StoreLost(node=self._node))
         self._controller.stores[self._node] = self._channel
+        self._controller.tell_counts(self._node, self._channel)
 
     def closed(self) -> None:
         if self._controller.stores.get(self._node) is self._channel:
@@ -145,9 +145,7 @@ class StoreConnection:
             for kind, name in ((ev.BlocksRemoved, "removed"), (ev.BlocksStored, "stored")):
                 if fields[name]:
                     keys = split_keys(fields[name])
-                    self._controller.apply_from_node(
-                        kind(node=self._node, tier=Tier.L2, keys=keys)
-                    )
+                    self._controller.apply_from_node(kind(node=self._node, tier=Tier.L2, keys=keys))
         elif op == "prefetched":
             done = self._controller.prefetch
             done["count"] += 1
@@ -207,6 +205,13 @@ class ClientConnection:
         if change is None:
             return {"node": node, "from": role.value, "to": role.value, "control_s": 0.0}
         return change.to_map()
+
+
+KINDS: dict[str, type[EngineConnection] | type[StoreConnection] | type[ClientConnection]] = {
+    "engine": EngineConnection,
+    "store": StoreConnection,
+    "client": ClientConnection,
+}
 
 
 def submission_from_map(fields: Fields) -> Submission:

@@ -1,4 +1,4 @@
-"""The controller: hears nodes and clients, drives the pure ``ControlPlane``, carries out its commands.
+"""The controller: hears nodes and clients, drives the pure ``ControlPlane``, does what it says.
 
 It owns the clock and the connections and decides nothing: every placement, fetch, eviction hint
 and role change comes from ``control``. A message about a placement that is no longer valid is
@@ -11,11 +11,11 @@ from collections.abc import Callable
 from functools import singledispatchmethod
 from typing import Any
 
+from evolving_infra.cluster.hasher import block_hasher
 from evolving_infra.cluster.ledger import Entry, Ledger
 from evolving_infra.cluster.messages import (
     join_keys,
     sampling_to_map,
-    split_keys,
     timings_to_map,
 )
 from evolving_infra.cluster.role_log import RoleChange, RoleLog
@@ -25,7 +25,6 @@ from evolving_infra.control import events as ev
 from evolving_infra.control.journal import Journal
 from evolving_infra.control.plane import ControlPlane
 from evolving_infra.errors import EvolvingInfraError, PeerError
-from evolving_infra.kv.block_keys import BlockHasher
 from evolving_infra.kv.channel import Channel
 from evolving_infra.types import Phase, Role
 
@@ -51,7 +50,7 @@ class Controller:
         self.stores: dict[str, Channel] = {}
         self.prefetch = {"count": 0, "blocks": 0, "seconds": 0.0}
         self.plane = ControlPlane(config.control)
-        self._hasher = BlockHasher.of(config.engine)
+        self._hasher = block_hasher(config.engine)
         self._store_address = store_address
         self._clock = clock
         self._journal = journal
@@ -61,7 +60,7 @@ class Controller:
     # -- the plane ---------------------------------------------------------------------------
 
     def apply(self, event: ev.Event) -> None:
-        """Tell the plane, then do what it wants. Raises what the plane raises; then nothing changed."""
+        """Tell the plane and do what it wants. What the plane raises has changed nothing."""
         now = self._clock()
         wanted = self.plane.handle(event, now)
         if self._journal is not None:
@@ -71,7 +70,7 @@ class Controller:
         self._timer_moved.set()
 
     def apply_from_node(self, event: ev.Event) -> None:
-        """``apply`` for what nodes report: an event that is no longer legal is logged and dropped."""
+        """``apply`` for what nodes report: an event no longer legal is logged and dropped."""
         try:
             self.apply(event)
         except EvolvingInfraError as error:
@@ -154,6 +153,12 @@ class Controller:
     @_do.register
     def _(self, command: do.BranchExpired) -> None:
         log.info("branch %s was idle for its whole lease: ended", command.branch)
+
+    def tell_counts(self, node: str, channel: Channel) -> None:
+        """Tell an engine or store that (re)started which blocks active branches need there."""
+        counted = self.plane.counted_at(node)
+        if counted:
+            channel.tell("counted", counted=join_keys(counted), uncounted=b"")
 
     def _start(self, entry: Entry, op: str, attempt: int, **more: Any) -> None:
         assert entry.node is not None, "a placed request has a node"
@@ -254,9 +259,7 @@ class Controller:
         """Fail a request for good and say why to its client."""
         self._close(entry, failed=True)
         self.apply_from_node(ev.RequestAborted(request=entry.request))
-        entry.client.tell(
-            "failed", request=entry.request, error=[type(error).__name__, str(error)]
-        )
+        entry.client.tell("failed", request=entry.request, error=[type(error).__name__, str(error)])
         self._end_anonymous(entry)
 
     def abort(self, request: str) -> None:
@@ -283,9 +286,7 @@ class Controller:
         before = self.plane.role(node)
         if before is role:
             return None
-        draining = [
-            entry.request for entry in self.ledger.at(node) if not role.serves(entry.phase)
-        ]
+        draining = [entry.request for entry in self.ledger.at(node) if not role.serves(entry.phase)]
         change = self.roles.begin(
             node, before, role, self._clock(), draining, self.plane.keys_at(node)
         )

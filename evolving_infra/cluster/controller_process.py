@@ -1,28 +1,42 @@
 """Process: the controller of a cluster. ``python -m evolving_infra.cluster.controller_process``."""
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Iterator
 
 from evolving_infra.cluster.connections import accept
 from evolving_infra.cluster.controller import Controller
 from evolving_infra.cluster.places import Places
 from evolving_infra.cluster.process import run
+from evolving_infra.config import ClusterConfig
 from evolving_infra.control.journal import Journal
 from evolving_infra.kv.channel import serve
 
 
 async def main(places: Places, secret: str, name: str, stop: asyncio.Event) -> None:
-    """Serve until ``stop``. The journal of events and commands is ``logs/journal.jsonl``."""
-    with (places.logs / "journal.jsonl").open("a") as file:
-        started = time.monotonic()
-        controller = Controller(
-            places.read_config(), places.store, lambda: time.monotonic() - started, Journal(file)
-        )
+    """Serve until ``stop``."""
+    config = places.read_config()
+    started = time.monotonic()
+    with _journal(places, config) as journal:
+        controller = Controller(config, places.store, lambda: time.monotonic() - started, journal)
         server = await serve(
-            places.controller, secret, lambda channel: accept(controller, channel), name="controller"
+            places.controller,
+            secret,
+            lambda channel: accept(controller, channel),
+            name="controller",
         )
         await controller.run_timers(stop)
         server.close()
+
+
+@contextlib.contextmanager
+def _journal(places: Places, config: ClusterConfig) -> Iterator[Journal | None]:
+    if not config.journal:
+        yield None
+        return
+    with (places.logs / "journal.jsonl").open("w") as file:
+        yield Journal(file, config.control)
 
 
 if __name__ == "__main__":

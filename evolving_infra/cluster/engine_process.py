@@ -10,12 +10,12 @@ import torch
 
 from evolving_infra import env
 from evolving_infra.cluster.engine_thread import EngineThread
+from evolving_infra.cluster.hasher import block_hasher
 from evolving_infra.cluster.node import Node
 from evolving_infra.cluster.places import Places
 from evolving_infra.cluster.process import keep_connected, run
 from evolving_infra.cluster.store_link import StoreLink
 from evolving_infra.engine.engine import Engine
-from evolving_infra.kv.block_keys import BlockHasher
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +32,8 @@ async def main(places: Places, secret: str, name: str, stop: asyncio.Event) -> N
     # One compute thread per engine: nodes share this machine, and sums keep one order.
     torch.set_num_threads(1)
     config = places.read_config()
-    engine = Engine(config.engine, BlockHasher.of(config.engine), fault=env.fault())
-    link = StoreLink(places.store(name), secret)
+    engine = Engine(config.engine, block_hasher(config.engine), fault=env.fault())
+    link = StoreLink(places.store(name), secret, config.engine.layout)
     thread = EngineThread(
         engine,
         time.monotonic,

@@ -25,7 +25,7 @@ class Iteration:
 
 
 class EngineThread:
-    """Runs ``engine.step`` while there is work. ``on_iteration`` and ``on_crash`` run in ``loop``."""
+    """Runs ``engine.step`` while there is work; ``on_iteration``, ``on_crash`` run in ``loop``."""
 
     def __init__(
         self,
@@ -35,12 +35,13 @@ class EngineThread:
         on_iteration: Callable[[Iteration], None],
         on_crash: Callable[[BaseException], None],
     ) -> None:
+        self.pools = engine.pools
         self._engine = engine
         self._clock = clock
         self._loop = loop
         self._on_iteration = on_iteration
         self._on_crash = on_crash
-        self._actions: list[Callable[[], None]] = []
+        self._actions: list[Callable[[Engine, float], object]] = []
         self._wake = threading.Condition()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -58,7 +59,7 @@ class EngineThread:
     def post(self, action: Callable[[Engine, float], object]) -> None:
         """Run ``action(engine, now)`` before the next iteration."""
         with self._wake:
-            self._actions.append(lambda: action(self._engine, self._clock()) and None)
+            self._actions.append(action)
             self._wake.notify()
 
     async def ask(self, action: Callable[[Engine, float], Result]) -> Result:
@@ -85,7 +86,7 @@ class EngineThread:
                         return
                     actions, self._actions = self._actions, []
                 for action in actions:
-                    action()
+                    action(self._engine, self._clock())
                 self._iterate()
         except BaseException as error:
             self._loop.call_soon_threadsafe(self._on_crash, error)

@@ -1,10 +1,10 @@
 """How frozen values travel between processes: key chains as one byte string, the rest as maps.
 
-Controller to engine: ``prefill``, ``decode``, ``withdraw``, ``cancel``, ``counted``, call ``stats``.
-Engine to controller: ``started``, ``tokens``, ``prefill_done``, ``finished``, ``bounced``,
-``failed``, ``l1``, ``measured``. Controller to store: ``counted``, ``prefetch``, call ``stats``.
-Store to controller: ``l2``. Front door to controller: calls ``submit``, ``abort``, ``end_branch``,
-``set_role``, ``state``; it is told ``tokens``, ``finished``, ``failed``.
+Controller to engine: ``prefill``, ``decode``, ``cancel``, ``counted``; calls ``withdraw``, ``stats``.
+Engine to controller: ``started``, ``tokens``, ``prefill_done``, ``failed``, ``l1``, ``measured``.
+Controller to store: ``counted``, ``prefetch``; call ``stats``. Store to controller: ``l2``,
+``prefetched``. Front door to controller: calls ``submit``, ``end_branch``, ``set_role``, ``state``
+and ``abort``; it is told ``tokens``, ``finished``, ``failed``.
 
 Every message about a request carries ``attempt``: the number of the placement it belongs to, so
 that what a node says about a request it has lost is recognised and dropped.

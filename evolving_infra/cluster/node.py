@@ -1,29 +1,29 @@
 """The asyncio side of an engine process: fetch while queued, hand-off, write-through.
 
-    controller ── prefill/decode ──> Node ── submit(ready=False) ──> engine thread
-                                      │ fetch peer L2 -> own L2, or hand-off from the prefill node
-                                      └─ ready(host blocks) ───────> restore at admission
-    engine thread ── events ──> Node ── tokens, prefill_done ──> controller
-                                 └─ filled pages ──> Writer ──> own L2
+controller ── prefill/decode ──> Node ── submit(ready=False) ──> engine thread
+                                  │ fetch peer L2 -> own L2, or hand-off from the prefill node
+                                  └─ ready(host blocks) ───────> restore at admission
+engine thread ── events ──> Node ── tokens, prefill_done ──> controller
+                             └─ filled pages ──> Writer ──> own L2
 """
 
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import singledispatchmethod
+from functools import partial, singledispatchmethod
 
 from evolving_infra.cluster.engine_thread import EngineThread, Iteration
+from evolving_infra.cluster.hasher import block_hasher
 from evolving_infra.cluster.messages import join_keys, sampling_from_map, split_keys
 from evolving_infra.cluster.store_link import StoreLink
 from evolving_infra.cluster.writer import Writer
 from evolving_infra.config import ClusterConfig
 from evolving_infra.engine import request as eng
 from evolving_infra.errors import EvolvingInfraError
-from evolving_infra.kv.block_keys import BlockHasher
 from evolving_infra.kv.channel import Channel, Fields
 from evolving_infra.kv.handoff import open_handoff
-from evolving_infra.kv.store_client import Lease
 from evolving_infra.ops.host_blocks import HostBlocks
 from evolving_infra.types import BlockKey
 
@@ -32,31 +32,31 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class Placement:
-    """One request on this node. ``lease`` keeps its host blocks until the engine has restored them."""
+    """One request on this node. ``release`` ends the lease on the blocks it is restored from."""
 
     attempt: int
     op: str
     arrived: float
     fetch_s: float = 0.0
     fetched_blocks: int = 0
-    lease: Lease | None = None
+    release: Callable[[], None] | None = None
     preparing: asyncio.Task[None] | None = None
     cached_tokens: int = 0
     restored_tokens: int = 0
 
 
 class Node:
-    """One node's engine seen from asyncio. ``channel`` is the controller's, None while it is away."""
+    """One node's engine seen from asyncio."""
 
     def __init__(self, config: ClusterConfig, engine: EngineThread, link: StoreLink) -> None:
         self._config = config
         self._engine = engine
         self._link = link
-        self._hasher = BlockHasher.of(config.engine)
+        self._hasher = block_hasher(config.engine)
         self._placements: dict[str, Placement] = {}
         self._measured: dict[str, list[dict[str, float]]] = {"prefill": [], "decode": []}
         self._channel: Channel | None = None
-        self.writer = Writer(config.store, engine, link)
+        self.writer = Writer(config.store, config.engine.layout, engine, link)
 
     # -- from the controller -----------------------------------------------------------------
 
@@ -78,8 +78,8 @@ class Node:
             self._cancel(fields["request"])
         elif op == "counted":
             counted, uncounted = split_keys(fields["counted"]), split_keys(fields["uncounted"])
-            self._engine.post(lambda engine, now: engine.set_counted(counted, counted=True))
-            self._engine.post(lambda engine, now: engine.set_counted(uncounted, counted=False))
+            self._engine.post(lambda engine, now: engine.set_counted(counted, True))
+            self._engine.post(lambda engine, now: engine.set_counted(uncounted, False))
         elif op == "stats":
             counters = await self._engine.ask(lambda engine, now: asdict(engine.counters))
             return {**counters, "engine_write_dropped": self.writer.dropped}
@@ -121,10 +121,11 @@ class Node:
                     for i, (peer, keys) in enumerate(fetches)
                 ]
                 for result in await asyncio.gather(*calls):
-                    placement.fetched_blocks += len(result.arrived)
+                    placement.fetched_blocks += result.fetched_blocks
                 if fetches:
                     placement.fetch_s = time.monotonic() - started
-                blocks, placement.lease = await store.host_blocks(request.keys)
+                blocks, lease = await store.host_blocks(request.keys)
+                placement.release = partial(store.release, lease)
         except EvolvingInfraError as error:
             log.info("%s: fetch failed, recomputing: %s", request.request, error)
         self._ready(request.request, blocks, 0)
@@ -145,9 +146,9 @@ class Node:
                     tokens = (*request.prompt, *request.output)[known - tail_tokens : known]
                     tail = self._hasher.tail_key(full[-1] if full else None, tokens)
                 peer = await self._link.peer(source)
-                blocks, placement.lease = await open_handoff(peer, full, tail)
-                if len(blocks) != len(full) + (tail is not None):
-                    tail_tokens = 0
+                handoff = await open_handoff(peer, full, tail)
+                placement.release = partial(peer.release, handoff.lease)
+                blocks, tail_tokens = handoff.blocks, tail_tokens if handoff.has_tail else 0
         except EvolvingInfraError as error:
             log.info("%s: hand-off failed, recomputing: %s", request.request, error)
             blocks, tail_tokens = None, 0
@@ -177,9 +178,9 @@ class Node:
             self._release(placement)
 
     def _release(self, placement: Placement) -> None:
-        if placement.lease is not None:
-            placement.lease.release()
-            placement.lease = None
+        if placement.release is not None:
+            placement.release()
+            placement.release = None
 
     # -- from the engine ---------------------------------------------------------------------
 

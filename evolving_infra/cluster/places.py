@@ -24,7 +24,9 @@ class Places:
         os.chmod(run_dir, 0o700)
         places = Places(run_dir)
         if len(str(run_dir / "node63.store.sock")) > SOCKET_PATH_LIMIT:
-            raise wrong("run_dir", f"a path of at most {SOCKET_PATH_LIMIT - 20} bytes", str(run_dir))
+            raise wrong(
+                "run_dir", f"a path of at most {SOCKET_PATH_LIMIT - 20} bytes", str(run_dir)
+            )
         places.logs.mkdir(exist_ok=True)
         return places
 

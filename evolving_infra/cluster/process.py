@@ -1,4 +1,4 @@
-"""What every process of a cluster does first and last: die with its parent, stop on a signal, log."""
+"""What every process of a cluster does: log, stop on a signal, die with its parent."""
 
 import argparse
 import asyncio
@@ -23,14 +23,16 @@ Main = Callable[[Places, str, str, asyncio.Event], Awaitable[None]]
 
 
 def run(main: Main, description: str) -> None:
-    """Run ``main`` until it returns or a signal asks it to stop. Exit code 1 with one sentence on error."""
+    """Run ``main`` until it returns or a signal asks it to stop. Exit code 1 on an error."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--run-dir", type=Path, required=True, help="run directory of the cluster")
     parser.add_argument("--name", default="", help="name of this process, such as node0")
     options = parser.parse_args()
     die_with_parent()
     logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr
+        level=logging.INFO,
+        format="%(asctime)s %(name)s %(levelname)s %(message)s",
+        stream=sys.stderr,
     )
     try:
         asyncio.run(_until_signalled(main, Places(options.run_dir), options.name))
@@ -51,7 +53,7 @@ async def _until_signalled(main: Main, places: Places, name: str) -> None:
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its launcher dies, so that nothing is left behind."""
+    """Ask the kernel to kill this process when its launcher dies: nothing is left behind."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

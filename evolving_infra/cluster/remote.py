@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import asdict
 from typing import Any
 
@@ -28,7 +28,7 @@ class RemoteCluster:
         self._streams: dict[str, tuple[Channel, asyncio.Queue[Item]]] = {}
         self._opening = asyncio.Lock()
 
-    async def submit(self, submission: Submission) -> AsyncIterator[TokenDelta | Finish]:
+    async def submit(self, submission: Submission) -> AsyncGenerator[TokenDelta | Finish, None]:
         """See ``client.Cluster.submit``."""
         channel = await self._open()
         items: asyncio.Queue[Item] = asyncio.Queue()

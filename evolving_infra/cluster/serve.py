@@ -10,7 +10,7 @@ from evolving_infra.config import ClusterConfig
 
 
 def serve(config: ClusterConfig, run_dir: Path | None) -> int:
-    """Run until a signal. Raises ``PeerError`` if the cluster can't start or a process keeps dying."""
+    """Run until a signal. ``PeerError`` if the cluster can't start or a process keeps dying."""
     asyncio.run(_until_signalled(config, run_dir))
     return 0
 

@@ -1,11 +1,12 @@
 """What a cluster says about itself: ``GET /v1/cluster/state``, the metrics and the replay report.
 
-Keys: ``ready, model, page_size, max_context_tokens, split, requests, branches, prefetch{count,
+Keys: ``ready, model, page_size, max_context_tokens, split, config, requests, branches, prefetch{count,
 blocks, seconds}, role_changes[], nodes[{name, role, up, store_up, pid, store_pid, ...counters of
 engine and store}]``.
 """
 
 import asyncio
+import json
 from typing import Any
 
 from evolving_infra.cluster.controller import Controller
@@ -40,6 +41,7 @@ async def cluster_state(controller: Controller) -> dict[str, Any]:
         "page_size": config.engine.page_size,
         "max_context_tokens": config.engine.max_context_tokens,
         "split": config.split,
+        "config": json.loads(config.to_json()),
         "requests": len(controller.ledger),
         "branches": controller.plane.branch_count(),
         "prefetch": dict(controller.prefetch),

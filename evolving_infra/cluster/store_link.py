@@ -6,6 +6,7 @@ import logging
 
 from evolving_infra.errors import EvolvingInfraError
 from evolving_infra.kv.store_client import StoreClient
+from evolving_infra.types import KvLayout
 
 log = logging.getLogger(__name__)
 
@@ -15,9 +16,10 @@ RECONNECT_S = 0.2
 class StoreLink:
     """``store`` is this node's store, None while it is down: the engine then goes on without L2."""
 
-    def __init__(self, own_address: str, secret: str) -> None:
+    def __init__(self, own_address: str, secret: str, layout: KvLayout) -> None:
         self._own_address = own_address
         self._secret = secret
+        self._layout = layout
         self._peers: dict[str, StoreClient] = {}
         self._opening: dict[str, asyncio.Lock] = {}
         self.store: StoreClient | None = None
@@ -28,17 +30,17 @@ class StoreLink:
         while not stop.is_set():
             try:
                 self.store = await StoreClient.connect(
-                    self._own_address, self._secret, writable=True
+                    self._own_address, self._secret, self._layout
                 )
             except EvolvingInfraError as error:
                 log.info("%s; trying again", error)
                 await asyncio.wait([stopping], timeout=RECONNECT_S)
                 continue
-            gone = asyncio.create_task(self.store.wait_closed())
+            gone = asyncio.create_task(self.store.closed.wait())
             await asyncio.wait([gone, stopping], return_when=asyncio.FIRST_COMPLETED)
             store, self.store = self.store, None
             await store.close()
-            await gone
+            gone.cancel()
         stopping.cancel()
         for client in self._peers.values():
             with contextlib.suppress(EvolvingInfraError):
@@ -48,7 +50,9 @@ class StoreLink:
         """A read-only client of a peer's store (or of the own one), connected once and kept."""
         async with self._opening.setdefault(address, asyncio.Lock()):
             client = self._peers.get(address)
-            if client is None or client.is_closed:
-                client = await StoreClient.connect(address, self._secret, writable=False)
+            if client is None or client.closed.is_set():
+                client = await StoreClient.connect(
+                    address, self._secret, self._layout, writable=False
+                )
                 self._peers[address] = client
             return client

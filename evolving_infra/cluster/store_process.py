@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class StoreProcess:
-    """Ties the store of ``node`` to the controller: inventory and changes up, hints and prefetches down."""
+    """Ties a node's store to the controller: inventory and changes up, hints and prefetches down."""
 
     def __init__(self, places: Places, secret: str, node: str) -> None:
         config = places.read_config()
@@ -39,13 +39,13 @@ class StoreProcess:
     async def opened(self, channel: Channel) -> None:
         """A controller is there: tell it everything the pool holds."""
         self._channel = channel
-        channel.tell("l2", stored=join_keys(self.server.inventory()), removed=b"")
+        channel.tell("l2", stored=join_keys(self.server.store.keys()), removed=b"")
 
     async def handle(self, channel: Channel, op: str, fields: Fields) -> Fields | None:
         """What the controller says."""
         if op == "counted":
-            self.server.set_counted(split_keys(fields["counted"]), counted=True)
-            self.server.set_counted(split_keys(fields["uncounted"]), counted=False)
+            self.server.store.set_counted(split_keys(fields["counted"]), True)
+            self.server.store.set_counted(split_keys(fields["uncounted"]), False)
         elif op == "prefetch":
             task = asyncio.create_task(
                 self._prefetch(channel, fields["source"], split_keys(fields["keys"]))
@@ -69,7 +69,7 @@ class StoreProcess:
         except EvolvingInfraError as error:
             log.info("prefetch: %s", error)
             return
-        channel.tell("prefetched", blocks=len(result.arrived), seconds=result.seconds)
+        channel.tell("prefetched", blocks=result.fetched_blocks, seconds=result.seconds)
 
 
 async def main(places: Places, secret: str, name: str, stop: asyncio.Event) -> None:

@@ -13,7 +13,9 @@ from evolving_infra.cluster.engine_thread import EngineThread
 from evolving_infra.cluster.store_link import StoreLink
 from evolving_infra.config import StoreConfig
 from evolving_infra.errors import EvolvingInfraError
-from evolving_infra.types import BlockKey
+from evolving_infra.ops.host_blocks import HostBlocks
+from evolving_infra.ops.kv_offload import kv_offload
+from evolving_infra.types import BlockKey, KvLayout
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +32,11 @@ class Filled:
 class Writer:
     """One queue, written in order by ``run``."""
 
-    def __init__(self, config: StoreConfig, engine: EngineThread, link: StoreLink) -> None:
+    def __init__(
+        self, config: StoreConfig, layout: KvLayout, engine: EngineThread, link: StoreLink
+    ) -> None:
         self._limit = config.write_queue_blocks
+        self._layout = layout
         self._engine = engine
         self._link = link
         self._queue: asyncio.Queue[Filled | Callable[[], None]] = asyncio.Queue()
@@ -67,8 +72,14 @@ class Writer:
         if store is None:
             self._skip(filled.pages)
             return
+
+        def offload(blocks: HostBlocks, indices: tuple[int, ...]) -> None:
+            pages = [filled.pages[i] for i in indices]
+            counts = [filled.token_counts[i] for i in indices]
+            kv_offload(self._engine.pools, pages, counts, self._layout, blocks)
+
         try:
-            self.dropped += await store.write(filled.keys, filled.pages, filled.token_counts)
+            await store.write(offload, filled.keys)
         except EvolvingInfraError as error:
             log.info("write-through: %s", error)
             self.dropped += len(filled.keys)

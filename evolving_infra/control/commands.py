@@ -1,7 +1,6 @@
 """What the control plane wants done. Frozen values: no socket, tensor or callback inside."""
 
 from dataclasses import dataclass
-from typing import Union
 
 from evolving_infra.types import BlockKey, Phase, Role
 
@@ -19,7 +18,7 @@ class FetchSource:
 class StartPrefill:
     """Queue the request on ``node``; fetch what it lacks while it waits.
 
-    ``predicted_seconds`` is the predicted time to first token from now, 0 if nothing is learned yet.
+    ``predicted_seconds`` is the predicted time to first token from now, 0 if nothing is learned.
     """
 
     request: str
@@ -42,7 +41,10 @@ class StartDecode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Withdraw:
-    """Take the request back if ``node`` has not started it. Answered by RequestBounced or not at all."""
+    """Take the request back if ``node`` has not started it.
+
+    Answered by RequestBounced, or not at all if it runs already.
+    """
 
     request: str
     node: str
@@ -69,7 +71,7 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetCounted:
-    """Counts of copies on ``node`` went 0 -> positive (``counted``) or positive -> 0 (``uncounted``)."""
+    """Counts of copies on ``node`` left 0 (``counted``) or came back to it (``uncounted``)."""
 
     node: str
     counted: tuple[BlockKey, ...]
@@ -92,13 +94,13 @@ class BranchExpired:
     branch: str
 
 
-Command = Union[
-    StartPrefill,
-    StartDecode,
-    Withdraw,
-    Cancel,
-    Prefetch,
-    SetCounted,
-    RoleChanged,
-    BranchExpired,
-]
+Command = (
+    StartPrefill
+    | StartDecode
+    | Withdraw
+    | Cancel
+    | Prefetch
+    | SetCounted
+    | RoleChanged
+    | BranchExpired
+)

@@ -3,12 +3,14 @@
 The count of a block at node n is, summed over both phases, the number of active branches whose
 chain contains the block and whose home in that phase is n. The rules of design section 7:
 
-    first request of a fork or a sub-agent    begin
+    first request of a fork or a sub-agent    set_chain, then move to its prefill home
     continuation, compaction                  set_chain
     branch end                                end
     KV moves within a phase, across phases    move
     node changes its role                     change_role
 
+A fork's chain contains the blocks it reuses of its parent; a sub-agent's does not, so the parent's
+blocks are untouched, also when they happen to be evicted later.
 Counts are soft: they order eviction, they never pin.
 """
 
@@ -49,19 +51,8 @@ class BranchCounts:
         """Number of blocks with a positive count at ``node``. O(1)."""
         return len(self._totals.get(node, ()))
 
-    def begin(self, branch: Branch, chain: tuple[BlockKey, ...], node: str) -> None:
-        """First request of a branch: +1 on every block of its own chain at its prefill home.
-
-        A fork's chain contains the blocks it reuses of its parent, a sub-agent's does not: the
-        parent's blocks are untouched, also when they happen to be evicted later.
-        """
-        assert not branch.chain, "a branch begins once"
-        assert not branch.homes, "a branch begins without a home"
-        self.set_chain(branch, chain)
-        self.move(branch, Phase.PREFILL, node)
-
     def set_chain(self, branch: Branch, chain: tuple[BlockKey, ...]) -> None:
-        """New context: −1 on every block it dropped, +1 on every block it added, in each home.
+        """New context: -1 on every block it dropped, +1 on every block it added, in each home.
 
         The common prefix is untouched: reused blocks are not counted twice. O(blocks that differ),
         plus one comparison of the prefix.
@@ -73,7 +64,7 @@ class BranchCounts:
         branch.chain = chain
 
     def move(self, branch: Branch, phase: Phase, node: str) -> None:
-        """The branch's KV of ``phase`` is at ``node`` now: +1 there, −1 where it was.
+        """The branch's KV of ``phase`` is at ``node`` now: +1 there, -1 where it was.
 
         The home of the other phase keeps its counts. O(chain), or O(1) if nothing moves.
         """
@@ -86,7 +77,7 @@ class BranchCounts:
         branch.homes[phase] = node
 
     def end(self, branch: Branch) -> None:
-        """The branch ended: −1 on all of its blocks. O(chain)."""
+        """The branch ended: -1 on all of its blocks. O(chain)."""
         for node in branch.homes.values():
             self._add(node, branch.chain, -1)
         branch.homes.clear()
@@ -107,7 +98,7 @@ class BranchCounts:
         return moved
 
     def take_transitions(self) -> list[Transition]:
-        """0 ↔ positive changes since the last call, by node id; changes that cancel out are none."""
+        """Changes from or to 0 since the last call, by node id; those that cancel out are none."""
         transitions = []
         for node, before in sorted(self._before.items()):
             totals = self._totals.get(node, {})

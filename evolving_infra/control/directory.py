@@ -96,7 +96,7 @@ class Directory:
         return len(self._held.get((node, tier), ()))
 
     def keys_at(self, node: str, tier: Tier) -> frozenset[BlockKey]:
-        """All blocks ``node`` has in ``tier``. O(copies): for status and tests, not for decisions."""
+        """All blocks ``node`` has in ``tier``. O(copies): for status, not for decisions."""
         return frozenset(self._held.get((node, tier), ()))
 
     def check(self) -> None:

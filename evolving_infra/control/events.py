@@ -4,7 +4,6 @@ Keys are full chains from the first block of the context, in order.
 """
 
 from dataclasses import dataclass
-from typing import Union
 
 from evolving_infra.types import BlockKey, BranchKind, Phase, Role, Tier
 
@@ -159,21 +158,21 @@ class TimerDue:
     """The time of ``next_timer()`` has come."""
 
 
-Event = Union[
-    NodeJoined,
-    NodeLost,
-    StoreLost,
-    BlocksStored,
-    BlocksRemoved,
-    RequestArrived,
-    RequestStarted,
-    PrefillDone,
-    RequestFinished,
-    RequestAborted,
-    RequestBounced,
-    BranchEnded,
-    RoleAsked,
-    PrefillMeasured,
-    DecodeMeasured,
-    TimerDue,
-]
+Event = (
+    NodeJoined
+    | NodeLost
+    | StoreLost
+    | BlocksStored
+    | BlocksRemoved
+    | RequestArrived
+    | RequestStarted
+    | PrefillDone
+    | RequestFinished
+    | RequestAborted
+    | RequestBounced
+    | BranchEnded
+    | RoleAsked
+    | PrefillMeasured
+    | DecodeMeasured
+    | TimerDue
+)

@@ -1,18 +1,18 @@
 """How long an iteration will take: the models of design section 7, learned online.
 
     prefill   T    = c0 + c1 Σ t_uc + c2 Σ A + c3 Σ t_rst     A = t_uc t_c + t_uc (t_uc + 1) / 2
-    decode    T(B) = d0 + d1 φ(B) + d2 B                      φ(B) = 1 − (1 − k/E)^B
+    decode    T(B) = d0 + d1 φ(B) + d2 B                      φ(B) = 1 - (1 - k/E)^B
 
 Work is summed over windows of fixed length and fitted by non-negative least squares of the
-relative error. The fit is repeated with every window until the warm-up is over, then frozen; if it
-is off by more than 15 % in 5 windows in a row it starts afresh from those windows.
+relative error. The fit is repeated with every window until the warm-up is over, then frozen. Off by
+more than 15 % in 5 windows in a row, it is scaled to those windows and fitted afresh from them on.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from evolving_infra.control.nnls import nnls
+from evolving_infra.control.nnls import Array, nnls
 from evolving_infra.errors import wrong
 
 WINDOW_S = 1.0
@@ -35,10 +35,9 @@ class FittedTime:
 
     def __init__(self, default: Sequence[float]) -> None:
         self._default = np.array(default)
-        self._weights: np.ndarray | None = None
+        self._weights: Array | None = None
         self._frozen = False
-        self._rows: list[np.ndarray] = []
-        self._drifted = 0
+        self._rows: list[Array] = []
         self._window = np.zeros(len(default) + 1)
         self._window_start: float | None = None
         self._total = np.zeros(len(default) + 1)
@@ -58,7 +57,7 @@ class FittedTime:
         """Predicted time. O(features)."""
         return float(self.weights() @ np.array(features))
 
-    def weights(self) -> np.ndarray:
+    def weights(self) -> Array:
         """``[features]`` float64: fitted, or the scaled defaults."""
         if self._weights is not None:
             return self._weights
@@ -96,14 +95,14 @@ class FittedTime:
         relative = table[:, :-1] / table[:, -1:]
         self._weights = nnls(relative, np.ones(len(table)))
 
-    def _watch(self, row: np.ndarray) -> None:
+    def _watch(self, row: Array) -> None:
         """Count drifted windows in a row; enough of them begin the next warm-up."""
         error = abs(self.seconds(row[:-1].tolist()) - row[-1]) / row[-1]
         self._rows = [*self._rows, row] if error > DRIFT_SHARE else []
         if len(self._rows) == DRIFT_WINDOWS:
+            drifted = np.sum(self._rows, axis=0)
+            self._weights = self.weights() * (drifted[-1] / self.seconds(drifted[:-1].tolist()))
             self._frozen = False
-            self._weights = None
-            self._total = np.sum(self._rows, axis=0)
             self.refits += 1
 
 
@@ -160,7 +159,7 @@ class IterationTimes:
         return (1.0, coverage, float(running))
 
 
-def check_measured(**amounts: float) -> None:
+def check_amounts(**amounts: float) -> None:
     """``InputError`` if an amount is negative or not finite."""
     for name, amount in amounts.items():
         if not 0 <= amount < float("inf"):

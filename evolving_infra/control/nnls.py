@@ -1,4 +1,4 @@
-"""Non-negative least squares: ``argmin ‖A x − b‖₂`` over ``x ≥ 0``.
+"""Non-negative least squares: ``argmin |A x - b|`` over ``x ≥ 0``.
 
 The active-set method of Lawson and Hanson (Solving Least Squares Problems, 1974, chapter 23).
 """
@@ -21,7 +21,7 @@ def nnls(matrix: Array, target: Array) -> Array:
     Returns:
         ``[columns]`` float64, none negative. Columns of zeros get 0.
     """
-    norms = np.linalg.norm(matrix, axis=0)
+    norms: Array = np.linalg.norm(matrix, axis=0)
     norms[norms == 0] = 1.0
     scaled = matrix / norms
     free = np.zeros(scaled.shape[1], dtype=bool)
@@ -41,12 +41,14 @@ def nnls(matrix: Array, target: Array) -> Array:
 def _step_back(matrix: Array, target: Array, solution: Array, free: NDArray[np.bool_]) -> Array:
     """Solve over the free columns; pin those that would turn negative until none does."""
     while True:
-        wanted = np.zeros_like(solution)
+        wanted: Array = np.zeros_like(solution)
         wanted[free] = np.linalg.lstsq(matrix[:, free], target, rcond=None)[0]
-        negative = free & (wanted <= 0)
-        if not negative.any():
+        negative = np.flatnonzero(free & (wanted <= 0))
+        if not len(negative):
             return wanted
-        step = np.min(solution[negative] / (solution[negative] - wanted[negative] + 1e-300))
-        solution = solution + step * (wanted - solution)
-        solution[negative & (solution <= TOLERANCE)] = 0.0
+        falls = solution[negative] - wanted[negative]
+        steps = np.where(falls > 0, solution[negative] / np.where(falls > 0, falls, 1.0), 0.0)
+        first = int(np.argmin(steps))
+        solution = solution + steps[first] * (wanted - solution)
+        solution[negative[first]] = 0.0  # exactly, whatever the rounding
         free &= solution > 0

@@ -17,11 +17,21 @@ from evolving_infra.engine.attention import PagedAttention, head_shape
 from evolving_infra.engine.moe import moe, swiglu
 from evolving_infra.engine.tiles import pad_rows, rms_norm, tiled_matmul
 from evolving_infra.engine.weights import ExpertWeights, LayerWeights, random_weights
-from evolving_infra.types import Attention
+from evolving_infra.types import Attention, KvLayout
 
 ROPE_THETA = 10_000.0
 Pools = list[list[Tensor]]
 """``pools[rank][layer]``: ``[num_pages, page_size, row]`` of the KV dtype."""
+
+
+def device_pools(layout: KvLayout, num_pages: int, device: torch.device) -> Pools:
+    """Zeroed device memory of every rank and layer."""
+    size = (num_pages, layout.page_size, layout.row)
+    dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[layout.dtype]
+    return [
+        [torch.zeros(size, dtype=dtype, device=device) for _ in range(layout.num_layers)]
+        for _ in range(layout.tp_size)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +65,7 @@ class Model:
         shape = config.model_config
         self.device = torch.device(config.device)
         self.shape = shape
+        self.layout = config.layout
         self.page_size = config.page_size
         self.weights = random_weights(shape, self.device)
         heads = head_shape(shape, config.tp_size)
@@ -156,4 +167,5 @@ def _rotary_tables(dim: int, positions: int) -> tuple[Tensor, Tensor]:
     """Cosines and sines ``[positions, dim / 2]`` float32, from float64 angles."""
     frequencies = ROPE_THETA ** -(np.arange(0, dim, 2) / dim)
     angles = np.arange(positions)[:, None] * frequencies[None]
-    return tuple(torch.from_numpy(part(angles).astype(np.float32)) for part in (np.cos, np.sin))
+    cos, sin = np.cos(angles), np.sin(angles)
+    return torch.from_numpy(cos.astype(np.float32)), torch.from_numpy(sin.astype(np.float32))

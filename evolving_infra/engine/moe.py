@@ -39,7 +39,7 @@ def moe(x: Tensor, tokens: int, weights: ExpertWeights) -> Tensor:
 
 
 def _route(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
-    """Experts ``[rows, top_k]`` int64 by falling score (ties: lower id) and their mixing weights."""
+    """Experts ``[rows, top_k]`` int64 by falling score (ties: lower id), and their weights."""
     scores = torch.sigmoid(tiled_matmul(x, weights.router))
     top, chosen = scores.sort(dim=-1, descending=True, stable=True)
     top = top[:, : weights.top_k]

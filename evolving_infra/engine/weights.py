@@ -63,7 +63,7 @@ class ModelWeights:
     head: Tensor
 
 
-EMBEDDING_GAIN = 1.0
+EMBEDDING_GAIN = 0.5
 QUERY_GAIN = 2.5
 OUTPUT_GAIN = 1.0
 MLP_GAIN = 1.0

@@ -1,4 +1,4 @@
-"""Typed reading of a JSON body. ``null`` is the same as absent; a wrong type is an ``InputError``."""
+"""Typed reading of a JSON body. ``null`` counts as absent, a wrong type is an ``InputError``."""
 
 import json
 from collections.abc import Mapping

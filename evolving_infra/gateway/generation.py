@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Union
 
 from evolving_infra.cluster.client import Cluster, Finish, Submission, TokenDelta
 from evolving_infra.errors import PeerError
@@ -31,7 +30,7 @@ class Ended:
     timings: RequestTimings | None
 
 
-Output = AsyncGenerator[Union[Piece, Ended], None]
+Output = AsyncGenerator[Piece | Ended, None]
 
 
 async def generate(cluster: Cluster, submission: Submission, stops: Sequence[str]) -> Output:
@@ -80,7 +79,7 @@ def _ended(submission: Submission, transcript: Transcript, finish: Finish | None
 
 async def interleave(
     outputs: Sequence[Output],
-) -> AsyncGenerator[tuple[int, Union[Piece, Ended]], None]:
+) -> AsyncGenerator[tuple[int, Piece | Ended], None]:
     """Items of all outputs as they come, each with the index of its output.
 
     At most one item of each output waits here, so a slow reader slows the cluster down.
@@ -109,5 +108,5 @@ async def interleave(
             await output.aclose()
 
 
-async def _next(output: Output) -> Union[Piece, Ended, None]:
+async def _next(output: Output) -> Piece | Ended | None:
     return await anext(output, None)

@@ -43,7 +43,9 @@ def _part(value: object, field: str) -> str:
     if not isinstance(value, dict):
         raise wrong(field, "an object with type and text", value)
     if value.get("type") != "text":
-        raise wrong(f"{field}.type", "text (the embedded model reads nothing else)", value.get("type"))
+        raise wrong(
+            f"{field}.type", "text (the embedded model reads nothing else)", value.get("type")
+        )
     text = value.get("text")
     if not isinstance(text, str):
         raise wrong(f"{field}.text", "a string", text)

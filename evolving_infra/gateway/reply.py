@@ -1,51 +1,26 @@
-"""Answers a generation request, whole or as a stream; the routes differ only in their shape."""
+"""Runs a generation request on the cluster and answers it, whole or as a stream."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import asdict
-from typing import Any, Protocol, Union
 
 from aiohttp import web
 
-from evolving_infra.cluster.client import Submission
-from evolving_infra.errors import EvolvingInfraError, InputError
+from evolving_infra.errors import EvolvingInfraError
 from evolving_infra.gateway import sse
+from evolving_infra.gateway.answer import Answer, Shape
 from evolving_infra.gateway.door import FrontDoor
 from evolving_infra.gateway.failures import as_failure, error_body
 from evolving_infra.gateway.generation import Ended, Piece, generate, interleave
 from evolving_infra.gateway.requests import GenerationRequest
 from evolving_infra.gateway.submissions import submissions
 
-Tokens = Sequence[int]
-Items = AsyncGenerator[tuple[int, Union[Piece, Ended]], None]
-
-
-class Shape(Protocol):
-    """How one route writes its choices. ``tokens`` and ``prompt`` are None unless asked for."""
-
-    id_prefix: str
-    whole_object: str
-    chunk_object: str
-
-    def opening(self, index: int, prompt: Tokens | None) -> dict[str, Any] | None:
-        """Fields of the chunk that precedes the first text of a choice, if there is one."""
-
-    def part(
-        self, index: int, text: str, tokens: Tokens | None, reason: str | None
-    ) -> dict[str, Any]:
-        """One choice of a chunk."""
-
-    def whole(self, index: int, text: str, tokens: Tokens | None, reason: str) -> dict[str, Any]:
-        """One choice of a whole answer."""
-
-    def prompts(self, body: dict[str, Any], prompts: Sequence[Tokens]) -> None:
-        """Add the prompts' token ids to a whole answer."""
+Items = AsyncGenerator[tuple[int, Piece | Ended], None]
 
 
 async def reply(
     door: FrontDoor, request: web.Request, asked: GenerationRequest, shape: Shape
 ) -> web.StreamResponse:
-    """Run ``asked`` on the cluster and answer in ``shape``.
+    """Answer ``asked`` in ``shape``. When the client goes away, the cluster's requests are aborted.
 
     Raises:
         EvolvingInfraError: nothing was sent yet. Later errors go into the stream.
@@ -62,7 +37,50 @@ async def reply(
         "created": int(door.unix_time()),
         "model": door.settings.model,
     }
-    async with aclosing(_measured(interleave(outputs), door, started)) as items:
+    answer = Answer(asked, shape, head)
+    headers = {"X-Request-Id": request_id}
+    async with aclosing(_measured(door, started, interleave(outputs))) as items:
         if asked.stream:
-            return await _stream(door, request, Writer(asked, shape, head), items)
-        return await _whole(Writer(asked, shape, head), items)
+            return await _stream(door, request, answer, items, headers)
+        async for index, item in items:
+            answer.add(index, item)
+    return web.json_response(answer.whole(), headers=headers, dumps=sse.to_json)
+
+
+async def _stream(
+    door: FrontDoor, request: web.Request, answer: Answer, items: Items, headers: dict[str, str]
+) -> web.StreamResponse:
+    # Nothing is sent before the first item, so a request that can't run gets a proper status.
+    first = await anext(items)
+    response = await sse.open_stream(request, headers)
+    await _write(response, answer.chunk(*first))
+    try:
+        async for index, item in items:
+            await _write(response, answer.chunk(index, item))
+        await response.write(answer.tail())
+    except EvolvingInfraError as error:
+        door.metrics.stream_errors.inc()
+        failure = as_failure(error, door.settings.retry_after_s)
+        await response.write(sse.event(error_body(failure)))
+    await response.write_eof()
+    return response
+
+
+async def _write(response: web.StreamResponse, data: bytes) -> None:
+    """Waits while the client reads too slowly; so does the cluster then."""
+    if data:
+        await response.write(data)
+
+
+async def _measured(door: FrontDoor, started: float, items: Items) -> Items:
+    """The same items; the first piece and the ends go into the metrics."""
+    is_first = True
+    async with aclosing(items):
+        async for index, item in items:
+            if is_first:
+                door.metrics.ttft.observe(door.clock() - started)
+                is_first = False
+            if isinstance(item, Ended):
+                door.metrics.add_output(item)
+            yield index, item
+    door.metrics.e2e.observe(door.clock() - started)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from evolving_infra.errors import wrong
 from evolving_infra.gateway import fields
-from evolving_infra.gateway.failures import ContextTooLong
+from evolving_infra.gateway.failures import ContextLengthError
 from evolving_infra.gateway.fields import Body
 from evolving_infra.gateway.messages import parse_messages
 from evolving_infra.gateway.prompts import parse_prompts
@@ -150,7 +150,7 @@ def _check_fits(
     context = limits.max_context_tokens
     longest = max(len(prompt) for prompt in prompts)
     if longest + max_tokens > context:
-        raise ContextTooLong(
+        raise ContextLengthError(
             f"{field}: expected at most {context} tokens of context, "
             f"got {longest} of prompt and {max_tokens} of max_tokens"
         )

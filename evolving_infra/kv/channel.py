@@ -52,7 +52,9 @@ class Channel:
         Raises the error class the other end raised, or ``PeerError`` if it went away or is silent.
         """
         if self.closed:
-            raise PeerError(f"{op}: the connection to {self.peer.get('name', 'the peer')} is closed")
+            raise PeerError(
+                f"{op}: the connection to {self.peer.get('name', 'the peer')} is closed"
+            )
         number = next(self._ids)
         future: asyncio.Future[Fields] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
@@ -60,7 +62,9 @@ class Channel:
             self._write({"op": op, "id": number, **fields})
             return await asyncio.wait_for(future, timeout)
         except (asyncio.TimeoutError, TimeoutError):
-            raise PeerError(f"{op}: no answer from {self.peer.get('name')} in {timeout} s") from None
+            raise PeerError(
+                f"{op}: no answer from {self.peer.get('name')} in {timeout} s"
+            ) from None
         finally:
             self._waiting.pop(number, None)
 
@@ -238,7 +242,11 @@ async def _read_frame(reader: asyncio.StreamReader) -> Fields:
     size = int.from_bytes(await reader.readexactly(4), "big")
     if size > MAX_FRAME_BYTES:
         raise ConnectionError(f"a frame of {size} bytes exceeds {MAX_FRAME_BYTES}")
-    message = msgpack.unpackb(await reader.readexactly(size))
+    body = await reader.readexactly(size)
+    try:
+        message = msgpack.unpackb(body)
+    except (ValueError, msgpack.UnpackException):
+        raise ConnectionError("a frame is not msgpack") from None
     if not isinstance(message, dict):
         raise ConnectionError("a frame is not a map")
     return message

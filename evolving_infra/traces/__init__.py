@@ -1,1 +1,1 @@
-"""Recorded agent traffic: importers, one format a file, all to one ``Workload``; scaling and prompts."""
+"""Recorded agent traffic: importers, one format a file, all to one ``Workload``; then prompts."""

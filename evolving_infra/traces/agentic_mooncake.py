@@ -8,7 +8,7 @@ Without them a session is a branch, its parent is where it was spawned, and vers
 import json
 from collections import Counter
 from fractions import Fraction
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from evolving_infra.errors import wrong
@@ -66,8 +66,8 @@ def read_agentic_mooncake(where: str, text: str) -> Workload:
     )
 
 
-def write_agentic_mooncake(workload: Workload, origin: str) -> str:
-    """The text of a file. ``origin`` goes into ``source.format``: where the trace came from.
+def write_agentic_mooncake(workload: Workload, origin: str = "", digest: str = "") -> str:
+    """The text of a file. ``origin`` and ``digest`` say in ``source`` what it was made from.
 
     Raises:
         InputError: The workload is scaled so that a block is not a whole number of tokens.
@@ -80,12 +80,17 @@ def write_agentic_mooncake(workload: Workload, origin: str) -> str:
         "version": VERSION,
         "block_size": int(size),
         "hash_id_scope": "local",
-        "source": {"format": origin, "digest": ""},
+        "source": {"format": origin, "digest": digest},
         "notes": list(workload.notes),
     }
     branches = {request.request: request.branch for request in workload.requests}
     lines = [header, *(_row(workload.name, request, branches) for request in workload.requests)]
     return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+
+
+def write(workload: Workload, path: Path) -> None:
+    """Write the workload to a file. ``InputError`` if its blocks are not whole."""
+    path.write_text(write_agentic_mooncake(workload), encoding="utf-8")
 
 
 def _request(row: Fields) -> tuple[TraceRequest, str | None]:

@@ -101,9 +101,12 @@ def _used_again(calls: Sequence[Call], index: int, tail: Call, kept: int) -> boo
 
 
 def _origin(calls: Sequence[Call], index: int) -> int | None:
-    """The earlier call of the same model that shares the most blocks, the latest of equals."""
+    """The earlier call of the same model that shares the most blocks.
+
+    Of equals one that had ended, and of these the latest.
+    """
     call = calls[index]
     earlier = [at for at in range(index) if calls[at].model == call.model]
     shared = {at: shared_prefix(calls[at].context, call.context) for at in earlier}
-    best = max(earlier, key=lambda at: (shared[at], at), default=None)
+    best = max(earlier, key=lambda at: (shared[at], _may_follow(calls[at], call), at), default=None)
     return best if best is not None and shared[best] > 0 else None

@@ -96,7 +96,8 @@ def _spawn_chains(steps: Sequence[_Step], counts: Counter[str]) -> None:
             _spawn(step, BranchKind.FORK, steps[step.place.origin : step.place.origin + 1])
         else:
             counts["fresh branches inferred"] += 1
-            _spawn(step, BranchKind.SUBAGENT, steps[:index])
+            main = [other for other in steps[:index] if other.place.chain == 0]
+            _spawn(step, BranchKind.SUBAGENT, main)
 
 
 def _spawn(step: _Step, kind: BranchKind, candidates: Sequence[_Step]) -> None:
@@ -111,15 +112,16 @@ def _spawn(step: _Step, kind: BranchKind, candidates: Sequence[_Step]) -> None:
 
 
 def _join(branch: _Branch) -> None:
-    """The parent's first call after the end of the branch waits for it."""
-    if branch.spawner is None or not branch.joins:
-        return
+    """The next call after the end of the branch, of its parent or further up, waits for it."""
     last = branch.steps[-1]
-    parent = branch.spawner.branch.steps
-    later = parent[parent.index(branch.spawner) + 1 :]
-    waiting = next((step for step in later if step.call.start >= last.call.end), None)
-    if waiting is not None:
-        waiting.joined.append(last)
+    while branch.spawner is not None and branch.joins:
+        parent = branch.spawner.branch
+        later = parent.steps[parent.steps.index(branch.spawner) + 1 :]
+        waiting = next((step for step in later if step.call.start >= last.call.end), None)
+        if waiting is not None:
+            waiting.joined.append(last)
+            return
+        branch = parent
 
 
 def _request(step: _Step) -> TraceRequest:
@@ -145,12 +147,10 @@ def _request(step: _Step) -> TraceRequest:
 
 def _dependencies(step: _Step) -> tuple[Dependency, ...]:
     position = step.branch.steps.index(step)
-    joins = [_wait(other, step) for other in step.joined]
     if position == 0:
-        return tuple([_wait(step.branch.spawner, step)] if step.branch.spawner else []) + tuple(
-            joins
-        )
+        return () if step.branch.spawner is None else (_wait(step.branch.spawner, step),)
     previous = step.branch.steps[position - 1]
+    joins = [_wait(other, step) for other in step.joined]
     if joins:
         # The recorded wait was for the sub-agents: what is left of it counts from their end.
         return (Dependency(request=previous.request), *joins)

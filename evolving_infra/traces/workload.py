@@ -144,8 +144,8 @@ def whole_microseconds(seconds: float) -> float:
 
 
 def count_notes(counts: Mapping[str, int]) -> tuple[str, ...]:
-    """``("3 forks inferred", ...)``: what an importer inferred, without the zeros."""
-    return tuple(f"{count} {what}" for what, count in counts.items() if count)
+    """``("forks inferred: 3", ...)``: what an importer inferred, without the zeros."""
+    return tuple(f"{what}: {count}" for what, count in counts.items() if count)
 
 
 def in_dependency_order(name: str, requests: Iterable[TraceRequest]) -> tuple[TraceRequest, ...]:

@@ -25,4 +25,5 @@ def _mix(index: NDArray[np.uint64]) -> NDArray[np.uint64]:
     z = (index + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    mixed: NDArray[np.uint64] = z ^ (z >> np.uint64(31))
+    return mixed

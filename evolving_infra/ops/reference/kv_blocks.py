@@ -49,16 +49,15 @@ def kv_restore(
                 _identity(blocks, block, shard, wire, 0),
                 wire,
             )
-            payload, count = found or (np.zeros(0, np.uint8), 0)
-            if count:
-                shown = np.zeros_like(payload) if write_zeros else payload
-                written = [_write_pages(rank, page, shown) for rank in ranks]
-                assert all(written), "every rank has its page"
-                if check_device and not all(
-                    np.array_equal(_read_pages(rank, page), payload) for rank in ranks
-                ):
-                    count = 0
-            counts.add(count)
+            if found is None:
+                counts.add(0)
+                continue
+            payload, count = found
+            written = np.zeros_like(payload) if write_zeros else payload
+            for rank in ranks:
+                _write_pages(rank, page, written)
+            right = all(np.array_equal(_read_pages(rank, page), payload) for rank in ranks)
+            counts.add(count if right or not check_device else 0)
         tokens.append(counts.pop() if len(counts) == 1 else 0)
     return tokens
 
@@ -81,8 +80,7 @@ def _read_pages(rank: Sequence[Tensor], page: int) -> NDArray[np.uint8]:
     return torch.cat(layers).numpy()
 
 
-def _write_pages(rank: Sequence[Tensor], page: int, payload: NDArray[np.uint8]) -> bool:
+def _write_pages(rank: Sequence[Tensor], page: int, payload: NDArray[np.uint8]) -> None:
     staging = torch.from_numpy(payload)
     for layer, part in zip(rank, staging.chunk(len(rank)), strict=True):
         layer[page].copy_(part.view(layer.dtype).view(layer[page].shape))
-    return True

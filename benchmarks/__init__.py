@@ -1,0 +1,1 @@
+"""Each measures us and a peer in one run: ``python -m benchmarks NAME [--json FILE]``."""
