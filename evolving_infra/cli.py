@@ -190,19 +190,17 @@ def _role(options: argparse.Namespace) -> int:
 def _trace_stats(options: argparse.Namespace) -> int:
     from evolving_infra.traces.load import load
     from evolving_infra.traces.stats import trace_stats
-    from evolving_infra.traces.stats_text import stats_text
 
     for path in options.traces:
-        workload = load(path)
-        print(stats_text(workload, trace_stats(workload)))
+        print(trace_stats(load(path)).to_text())
     return 0
 
 
 def _trace_convert(options: argparse.Namespace) -> int:
-    from evolving_infra.traces.agentic_mooncake import write_agentic_mooncake
+    from evolving_infra.traces.agentic_mooncake import write
     from evolving_infra.traces.load import load
 
-    options.target.write_text(write_agentic_mooncake(load(options.source), options.source.name))
+    write(load(options.source), options.target)
     return 0
 
 

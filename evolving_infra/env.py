@@ -1,8 +1,8 @@
 """The only reader of the environment. A bad value raises ``InputError``.
 
-    EVOLVING_INFRA_FAULT    zero_restore: restores write zeros (the control that must fail)
-    EVOLVING_INFRA_SECRET   cluster secret to attach to a running cluster
-    EVOLVING_INFRA_URL      gateway address for the command line
+EVOLVING_INFRA_FAULT    zero_restore: restores write zeros (the control that must fail)
+EVOLVING_INFRA_SECRET   cluster secret to attach to a running cluster
+EVOLVING_INFRA_URL      gateway address for the command line
 """
 
 import os

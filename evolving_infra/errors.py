@@ -1,12 +1,12 @@
 """The error tree, split by whose fault it is.
 
-    EvolvingInfraError
-      InputError (ValueError)      the caller is wrong: name, expected, got
-      StateError (RuntimeError)    the event is not legal now; nothing changed
-        CapacityError              nothing left to give; .asked, .free
-      PeerError                    another process broke the protocol or went away
-      BackendError
-        BackendMissing             a named backend can't run here; says what would help
+EvolvingInfraError
+  InputError (ValueError)      the caller is wrong: name, expected, got
+  StateError (RuntimeError)    the event is not legal now; nothing changed
+    CapacityError              nothing left to give; .asked, .free
+  PeerError                    another process broke the protocol or went away
+  BackendError
+    BackendMissing             a named backend can't run here; says what would help
 """
 
 
@@ -15,7 +15,7 @@ class EvolvingInfraError(Exception):
 
 
 class InputError(EvolvingInfraError, ValueError):
-    """The caller passed something wrong. The text names the field, what was expected and what came."""
+    """The caller passed something wrong. The text names field, expected and got."""
 
 
 class StateError(EvolvingInfraError, RuntimeError):
@@ -39,7 +39,7 @@ class BackendError(EvolvingInfraError):
     """A backend failed."""
 
 
-class BackendMissing(BackendError):
+class BackendMissing(BackendError):  # noqa: N818  the name says what is wrong
     """A named backend can't run on this machine. The text says what would help."""
 
 

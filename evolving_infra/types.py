@@ -70,7 +70,7 @@ class KvLayout:
     num_layers: int
     page_size: int
     row: int
-    """Elements per token, layer and rank (MLA: latent + rope; GQA: 2 * kv heads of the rank * dim)."""
+    """Elements per token, layer, rank. MLA: latent + rope; GQA: 2 * KV heads of the rank * dim."""
     dtype: str
     dtype_bytes: int
     tp_size: int
@@ -91,7 +91,10 @@ class KvLayout:
 
     def digest(self) -> bytes:
         """16 bytes; equal only for layouts whose blocks are interchangeable."""
-        parts = (self.attention.value, self.num_layers, self.page_size, self.row, self.dtype, self.tp_size)
+        parts = (
+            *(self.attention.value, self.num_layers, self.page_size),
+            *(self.row, self.dtype, self.tp_size),
+        )
         return hashlib.sha256(repr(parts).encode()).digest()[:16]
 
 

@@ -73,7 +73,7 @@ def continuation_reuses_prompt_and_output(cluster: Any) -> None:
     def stored_everything() -> bool:
         # what the decode node produced is in some host pool: prompt and output, whole blocks
         nodes = cluster.get("/v1/cluster/state")["nodes"]
-        return sum(node["blocks_used"] for node in nodes) >= (len(longer) - 4) // 16
+        return sum(node["host_blocks_used"] for node in nodes) >= (len(longer) - 4) // 16
 
     cluster.wait_until(stored_everything, "written-through blocks")
     second = complete(cluster, longer, **{"X-Branch-Id": "agent"})

@@ -63,9 +63,7 @@ class Driver:
         request = self.plane.request(name)
         assert request is not None
         assert request.node is not None
-        self.do(
-            ev.PrefillDone(request=name, node=request.node, cached_tokens=0, restored_tokens=0)
-        )
+        self.do(ev.PrefillDone(request=name, node=request.node, cached_tokens=0, restored_tokens=0))
 
     def run(self, branch: str, keys: str, output: str = "", **more) -> None:
         """A whole request that appends ``output``."""

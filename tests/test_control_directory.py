@@ -1,6 +1,6 @@
 """The block directory against plain sets."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evolving_infra.control.directory import Directory
@@ -29,6 +29,7 @@ def expected_holders(keys, copies) -> tuple:
     return tuple(found)
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(
@@ -45,10 +46,10 @@ def test_match_counts_and_holders_equal_plain_sets(steps) -> None:
     for name, place, keys in steps:
         held = copies.setdefault(place, set())
         if name == "store":
-            directory.store(*place, sorted(keys))
+            directory.store(place[0], place[1], sorted(keys))
             held |= keys
         elif name == "remove":
-            directory.remove(*place, sorted(keys))
+            directory.remove(place[0], place[1], sorted(keys))
             held -= keys
         else:
             assert directory.drop_node_tier(*place) == len(held)

@@ -1,7 +1,7 @@
 """The eviction orders against a plain sort."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evolving_infra.control.eviction import EvictionOrder, LruOrder, eviction_order
@@ -44,6 +44,7 @@ def apply(order, model: dict, counted: set, step, clock: list) -> None:
         model[key] = (now, clock[1])
 
 
+@settings(deadline=None)
 @given(STEPS)
 def test_counted_order_is_a_sort_by_count_and_last_access(steps) -> None:
     order: EvictionOrder[bytes] = EvictionOrder()
@@ -58,6 +59,7 @@ def test_counted_order_is_a_sort_by_count_and_last_access(steps) -> None:
         assert len(order) == len(model)
 
 
+@settings(deadline=None)
 @given(STEPS)
 def test_lru_order_ignores_counts(steps) -> None:
     order: LruOrder[bytes] = LruOrder()

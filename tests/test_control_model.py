@@ -1,4 +1,4 @@
-"""A stateful test: counts of the plane against a naive model that recounts sets after every event."""
+"""A stateful test: the plane's counts against a naive recount of sets after every event."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -169,9 +169,7 @@ class CountedBranches(RuleBasedStateMachine):
         name = self.placed(index, running=False)
         if name is not None:
             request = self.requests[name]
-            self.do(
-                ev.RequestStarted(request=name, node=request["node"], phase=request["phase"])
-            )
+            self.do(ev.RequestStarted(request=name, node=request["node"], phase=request["phase"]))
             request["running"] = True
 
     @rule(index=INDEX)
@@ -281,6 +279,6 @@ class CountedBranches(RuleBasedStateMachine):
 
 
 CountedBranches.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None
+    max_examples=200, stateful_step_count=60, deadline=None
 )
 TestCountedBranches = CountedBranches.TestCase

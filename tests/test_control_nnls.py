@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evolving_infra.control.nnls import nnls
@@ -23,6 +23,7 @@ def brute_force(matrix, target) -> float:
     return best
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 9), st.integers(1, 4))
 def test_residual_equals_brute_force(seed, rows, columns) -> None:
     random = np.random.default_rng(seed)
@@ -34,6 +35,7 @@ def test_residual_equals_brute_force(seed, rows, columns) -> None:
     assert residual == pytest.approx(brute_force(matrix, target), rel=1e-9, abs=1e-9)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10_000))
 def test_units_do_not_matter(seed) -> None:
     random = np.random.default_rng(seed)

@@ -49,16 +49,17 @@ def decoding(plane: ControlPlane, name: str, branch: str = "b", kind=BranchKind.
         ),
         0.0,
     )
-    node = plane.request(name).node
+    view = plane.request(name)
+    assert view is not None
+    node = view.node
+    assert node is not None
     assert store(plane, node, KEYS[:4]) == []
     done = ev.PrefillDone(request=name, node=node, cached_tokens=0, restored_tokens=0)
     assert prefetches(plane, done) == []
 
 
 def finish(plane: ControlPlane, name: str, blocks: int = 6) -> list[do.Prefetch]:
-    return prefetches(
-        plane, ev.RequestFinished(request=name, keys=KEYS[:blocks], output_tokens=33)
-    )
+    return prefetches(plane, ev.RequestFinished(request=name, keys=KEYS[:blocks], output_tokens=33))
 
 
 def copy(*keys: int, branch: str = "b", node: str = "p", source: str = "d") -> do.Prefetch:

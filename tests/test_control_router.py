@@ -1,7 +1,7 @@
 """Routing and fetch plans: predicted TTFT term by term, ties by id, coalesced sources."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evolving_infra.control.branches import Branch
@@ -158,9 +158,7 @@ def test_a_copy_that_would_displace_needed_blocks_costs_their_prefill() -> None:
 
 
 def decode(cluster: Cluster, *, home=None, source=None, tokens=32) -> str:
-    request = Request(
-        name="new", branch="b", prompt_keys=(), prompt_tokens=tokens, max_tokens=16
-    )
+    request = Request(name="new", branch="b", prompt_keys=(), prompt_tokens=tokens, max_tokens=16)
     nodes = list(cluster.nodes.values())
     return cluster.router.decode(request, nodes, home=home, source=source)
 
@@ -228,13 +226,16 @@ def test_fetch_plans(copies, l1, expected) -> None:
     assert reuse.fetches == tuple(FetchSource(node=n, first=f, count=c) for n, f, c in expected)
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(st.sampled_from("abcd"), st.text("x.", max_size=8)),
     st.dictionaries(st.sampled_from("ab"), st.integers(0, 8)),
 )
 def test_a_plan_covers_exactly_what_is_missing_from_nodes_that_have_it(copies, l1) -> None:
     reuse = plan_reuse(match_of(copies, l1), "a")
-    held = {name: {i for i, mark in enumerate(marks) if mark == "x"} for name, marks in copies.items()}
+    held = {
+        name: {i for i, mark in enumerate(marks) if mark == "x"} for name, marks in copies.items()
+    }
     device, own = l1.get("a", 0), held.get("a", set())
     pool = device
     while any(pool in blocks for blocks in held.values()):

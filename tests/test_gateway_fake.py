@@ -36,6 +36,7 @@ class EchoCluster:
     ready: bool = True
     state_error: EvolvingInfraError | None = None
     submissions: list[Submission] = field(default_factory=list)
+    outputs: list[AsyncGenerator[TokenDelta | Finish, None]] = field(default_factory=list)
     started: asyncio.Event = field(default_factory=asyncio.Event)
     running: set[str] = field(default_factory=set)
     aborted: set[str] = field(default_factory=set)
@@ -44,7 +45,13 @@ class EchoCluster:
     branches: dict[str, bool] = field(default_factory=dict)
     roles: dict[str, Role] = field(default_factory=lambda: {"node0": Role.PREFILL})
 
-    async def submit(self, submission: Submission) -> AsyncGenerator[TokenDelta | Finish, None]:
+    def submit(self, submission: Submission) -> AsyncGenerator[TokenDelta | Finish, None]:
+        output = self._output(submission)
+        # Kept, so that only whoever reads it closes it, not the garbage collector.
+        self.outputs.append(output)
+        return output
+
+    async def _output(self, submission: Submission) -> AsyncGenerator[TokenDelta | Finish, None]:
         self.submissions.append(submission)
         if self.fail_before is not None:
             raise self.fail_before

@@ -18,6 +18,7 @@ from evolving_infra.errors import (
     PeerError,
     StateError,
 )
+from evolving_infra.gateway.running import RunningRequests
 from evolving_infra.gateway.server import GatewayServer, serve
 from tests.test_gateway_fake import SETTINGS, EchoCluster, listening, run, serving
 
@@ -212,19 +213,56 @@ def test_stopping_aborts_what_is_late() -> None:
 
 def test_a_kept_connection_is_told_that_the_server_stops() -> None:
     async def main() -> None:
-        cluster = EchoCluster()
-        async with listening(cluster) as server, aiohttp.ClientSession(server.url) as client:
-            server.running.draining = True
-            async with client.post("/v1/completions", json={"prompt": "a"}) as response:
-                assert response.status == 503
-                assert response.headers["Retry-After"] == "1"
-            async with client.get("/healthz") as response:
-                assert response.status == 200
-            async with client.get("/readyz") as response:
-                assert response.status == 503
-        assert cluster.submissions == []
+        cluster = EchoCluster(steps=asyncio.Semaphore(1))
+        server = GatewayServer(cluster, SETTINGS)
+        await server.start()
+        async with aiohttp.ClientSession(server.url) as client:
+            kept = [client.get("/healthz") for _ in range(3)]
+            for response in await asyncio.gather(*kept):
+                await response.read()
+            body = {"prompt": "abc", "stream": True, "max_tokens": 2}
+            async with client.post("/v1/completions", json=body) as stream:
+                await stream.content.readuntil(b"\n\n")
+                stopping = asyncio.create_task(server.stop())
+                async with client.post("/v1/completions", json=body) as response:
+                    assert response.status == 503
+                    assert response.headers["Retry-After"] == "1"
+                async with client.get("/readyz") as response:
+                    assert response.status == 503
+                async with client.get("/healthz") as response:
+                    assert response.status == 200
+                assert cluster.steps is not None
+                cluster.steps.release()
+                await stream.read()
+            await stopping
+        assert len(cluster.submissions) == 1
 
     run(main())
+
+
+def test_draining_waits_until_an_aborted_request_has_unwound() -> None:
+    async def main() -> list[str]:
+        running = RunningRequests()
+        steps: list[str] = []
+
+        async def handle() -> None:
+            running.enter()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                for _ in range(10):
+                    await asyncio.sleep(0)
+                running.leave()
+                steps.append("unwound")
+
+        task = asyncio.create_task(handle())
+        await asyncio.sleep(0)
+        assert await running.drain(0.0) == 1
+        assert task.cancelled()
+        assert len(running) == 0
+        return steps
+
+    assert run(main()) == ["unwound"]
 
 
 def test_a_taken_port_is_an_error() -> None:

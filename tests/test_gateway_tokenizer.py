@@ -1,7 +1,7 @@
 """Byte tokenizer, incremental decoding and stop strings."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from evolving_infra.errors import InputError
@@ -82,6 +82,7 @@ def naive_cut(text: str, stops: list[str]) -> str:
     st.lists(st.text("abc", min_size=1, max_size=4), max_size=4),
     st.integers(1, 4),
 )
+@example("cab", ["b", "ab"], 1)
 def test_a_transcript_ends_where_the_first_stop_string_begins(
     text: str, stops: list[str], delta_tokens: int
 ) -> None:

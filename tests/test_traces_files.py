@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from evolving_infra.errors import InputError
 from evolving_infra.traces.agentic_mooncake import read_agentic_mooncake, write_agentic_mooncake
 from evolving_infra.traces.load import load
-from evolving_infra.traces.stats import trace_stats
+from evolving_infra.traces.stats import reused_tokens, trace_stats
 from evolving_infra.traces.workload import Dependency, TraceRequest, Trigger, Workload
 from evolving_infra.types import BranchKind
 
@@ -70,6 +70,18 @@ def test_mooncake_conversation_reuses_37_percent():
 def test_fixtures_survive_a_round_trip(name):
     workload = load(ORIGINALS / "weka_fixtures" / f"{name}.json")
     assert read_agentic_mooncake("f", write_agentic_mooncake(workload)) == workload
+
+
+def test_reuse_is_at_most_the_input_and_stops_at_the_first_unknown_block():
+    rows = [
+        TraceRequest(request="a", branch="a", input_tokens=20, output_tokens=1, block_ids=(1, 2)),
+        TraceRequest(request="b", branch="b", input_tokens=20, output_tokens=1, block_ids=(1, 2)),
+        TraceRequest(
+            request="c", branch="c", input_tokens=60, output_tokens=1, block_ids=(1, 9, 2)
+        ),
+    ]
+    workload = Workload(name="w", block_size=16, requests=tuple(rows))
+    assert reused_tokens(workload) == {"a": 0, "b": 20, "c": 16}
 
 
 def test_branches_of_an_example():

@@ -93,6 +93,8 @@ class EngineConnection:
         if op == "started":
             self._started(entry, fields["timings"])
         elif op == "tokens":
+            if not entry.output:
+                entry.note(prefill=fields["since_admitted"])
             controller.tokens_out(entry, fields["tokens"], fields["finish"])
         elif op == "prefill_done":
             controller.apply_from_node(
@@ -112,8 +114,6 @@ class EngineConnection:
 
     def _started(self, entry: Entry, timings: dict[str, Any]) -> None:
         entry.started = True
-        if not entry.output:
-            entry.started_at = self._controller.clock()
         entry.note(**timings, **{f"{entry.phase.value}_node": self._node})
         self._controller.apply_from_node(
             ev.RequestStarted(request=entry.request, node=self._node, phase=entry.phase)

@@ -230,8 +230,6 @@ class Controller:
 
     def tokens_out(self, entry: Entry, tokens: list[int], finish: str | None) -> None:
         """Pass tokens on; on the last ones close the request."""
-        if not entry.output:
-            entry.note(prefill=self._clock() - entry.started_at)
         entry.output += tokens
         entry.client.tell("tokens", request=entry.request, tokens=tokens)
         if finish is None:

@@ -153,7 +153,7 @@ class Launcher:
                 stdout=output,
                 stderr=output,
                 env=environment,
-                start_new_session=True,  # Ctrl-C reaches only the launcher, which stops them in order
+                start_new_session=True,  # Ctrl-C is for the launcher, which stops them in order
             )
 
     async def _watch(self, child: Child) -> None:

@@ -23,7 +23,6 @@ class Entry:
     node: str | None = None
     phase: Phase = Phase.PREFILL
     started: bool = False
-    started_at: float = 0.0
     timings: RequestTimings = field(default_factory=RequestTimings)
 
     @property

@@ -1,6 +1,6 @@
 """How frozen values travel between processes: key chains as one byte string, the rest as maps.
 
-Controller to engine: ``prefill``, ``decode``, ``cancel``, ``counted``; calls ``withdraw``, ``stats``.
+Controller to engine: ``prefill``, ``decode``, ``cancel``, ``counted``; calls ``withdraw, stats``.
 Engine to controller: ``started``, ``tokens``, ``prefill_done``, ``failed``, ``l1``, ``measured``.
 Controller to store: ``counted``, ``prefetch``; call ``stats``. Store to controller: ``l2``,
 ``prefetched``. Front door to controller: calls ``submit``, ``end_branch``, ``set_role``, ``state``

@@ -43,6 +43,7 @@ class Placement:
     preparing: asyncio.Task[None] | None = None
     cached_tokens: int = 0
     restored_tokens: int = 0
+    admitted: float = 0.0
 
 
 class Node:
@@ -82,7 +83,7 @@ class Node:
             self._engine.post(lambda engine, now: engine.set_counted(uncounted, False))
         elif op == "stats":
             counters = await self._engine.ask(lambda engine, now: asdict(engine.counters))
-            return {**counters, "engine_write_dropped": self.writer.dropped}
+            return {**counters, "write_dropped": self.writer.dropped}
         return None
 
     def _accept(self, op: str, fields: Fields) -> None:
@@ -243,13 +244,24 @@ class Node:
             }
         else:
             timings = {"handoff": time.monotonic() - placement.arrived}
+        placement.admitted = placement.arrived + event.queue_wait
         placement.cached_tokens = event.cached_tokens
         placement.restored_tokens = event.restored_tokens
         self._tell("started", event.request, timings=timings)
 
     @_on.register
     def _(self, event: eng.TokensOut) -> None:
-        self._tell("tokens", event.request, tokens=event.tokens, finish=event.finish)
+        placement = self._placements.get(event.request)
+        if placement is None:
+            return
+        since_admitted = time.monotonic() - placement.admitted
+        self._tell(
+            "tokens",
+            event.request,
+            tokens=event.tokens,
+            finish=event.finish,
+            since_admitted=since_admitted,
+        )
         if event.finish is not None:
             self._forget(event.request)
 

@@ -1,7 +1,7 @@
 """What a cluster says about itself: ``GET /v1/cluster/state``, the metrics and the replay report.
 
-Keys: ``ready, model, page_size, max_context_tokens, split, config, requests, branches, prefetch{count,
-blocks, seconds}, role_changes[], nodes[{name, role, up, store_up, pid, store_pid, ...counters of
+Keys: ``ready, model, page_size, max_context_tokens, split, config, requests, branches,
+prefetch{count, blocks, seconds}, role_changes[], nodes[{name, role, up, store_up, pid, store_pid, ...counters of
 engine and store}]``.
 """
 
@@ -14,6 +14,17 @@ from evolving_infra.errors import PeerError
 from evolving_infra.kv.channel import Channel
 
 STATS_S = 2.0
+
+PUBLIC_NAMES = {
+    "free_pages": "device_pages_free",
+    "cached_pages": "device_pages_cached",
+    "held_pages": "device_pages_held",
+    "capacity": "host_blocks",
+    "committed": "host_blocks_used",
+    "counted": "host_blocks_counted",
+    "evicted": "evicted_blocks",
+}
+"""Counters whose names say too little outside their process."""
 
 
 async def cluster_state(controller: Controller) -> dict[str, Any]:
@@ -30,8 +41,7 @@ async def cluster_state(controller: Controller) -> dict[str, Any]:
             "store_up": name in controller.stores,
             "pid": _pid(controller.engines.get(name)),
             "store_pid": _pid(controller.stores.get(name)),
-            **store,
-            **engine,
+            **_public(store, engine),
         }
         for name, engine, store in zip(names, engines, stores, strict=True)
     ]
@@ -48,6 +58,13 @@ async def cluster_state(controller: Controller) -> dict[str, Any]:
         "role_changes": controller.roles.to_list(),
         "nodes": nodes,
     }
+
+
+def _public(store: dict[str, Any], engine: dict[str, Any]) -> dict[str, Any]:
+    """Counters of both processes of a node; blocks not written count wherever that happened."""
+    dropped = store.get("write_dropped", 0) + engine.get("write_dropped", 0)
+    merged = {**store, **engine, "write_dropped": dropped}
+    return {PUBLIC_NAMES.get(name, name): value for name, value in merged.items()}
 
 
 async def _stats(channel: Channel | None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class StoreProcess:
-    """Ties a node's store to the controller: inventory and changes up, hints and prefetches down."""
+    """Ties a store to the controller: inventory and changes up, hints and prefetches down."""
 
     def __init__(self, places: Places, secret: str, node: str) -> None:
         config = places.read_config()

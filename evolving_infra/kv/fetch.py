@@ -148,6 +148,8 @@ class Fetcher:
         absent = [k for k, here in zip(keys, self._store.lookup(keys), strict=True) if not here]
         refs = self._store.reserve(absent, job.owner, self._clock())
         local = {ref.key: ref for ref in refs if ref is not None}
+        if len(local) < len(absent):
+            job.reason = "no room for some of the blocks, or they are being written"
         loop = asyncio.get_running_loop()
         self._arriving.update({key: loop.create_future() for key in local})
         pending = set(local)

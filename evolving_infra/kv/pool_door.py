@@ -119,7 +119,9 @@ def _ask(
     theirs = _receive(connection, NONCE_BYTES)
     connection.sendall(nonce + proof(secret, b"door-client" + access, theirs) + access)
     size = PROOF_BYTES + SIZES.size
-    answer, fds, _, _ = socket.recv_fds(connection, size, 1, socket.MSG_CMSG_CLOEXEC)
+    answer, fds, _, _ = socket.recv_fds(connection, size, 1)
+    for fd in fds:
+        os.set_inheritable(fd, False)
     if len(answer) != size or len(fds) != 1:
         for fd in fds:
             os.close(fd)

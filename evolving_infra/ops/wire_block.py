@@ -3,8 +3,9 @@
     header 128 B | layer 0 page | layer 1 page | ... | checksum 8 B | padding
 
 Header, little endian: magic u64, layout digest 16 B, key 32 B, generation u64, token count u32,
-codec u32 (0 = native, bit exact), shard u32, zeros. The checksum is over every word before it:
-``sum(x[i] * w(i)) mod 2**64`` with odd 64-bit weights (``reference/checksum.py``).
+codec u32 (0 = native, bit exact), shard u32, zeros. The checksum is over the words of header and
+pages: ``sum(x[i] * w(i)) mod 2**64`` with odd 64-bit weights (``reference/checksum.py``). It
+starts at a multiple of 8 bytes; padding before and after it means nothing.
 """
 
 import struct

@@ -86,13 +86,14 @@ def _nodes(report: ReplayReport) -> Table:
 
 
 def _role_changes(report: ReplayReport) -> Table:
-    columns = ("node", "change", "control ms", "drain s", "blocks lost", "failed requests")
+    columns = ("node", "from", "to", "control ms", "drain s", "blocks lost", "failed")
     table = _table("role changes", *columns)
     for change in report.role_changes:
         drain = change["drain_s"]
         table.add_row(
             change["node"],
-            f"{change['from']} -> {change['to']}",
+            change["from"],
+            change["to"],
             f"{change['control_s'] * 1000:.1f}",
             "draining" if drain is None else f"{drain:.2f}",
             str(change["blocks_lost"]),

@@ -110,7 +110,8 @@ def summarize(measured: Measured, *, seed: int, command: str) -> ReplayReport:
     finished = [outcome for outcome in measured.outcomes if not outcome.failed]
     prompt = sum(len(outcome.prompt) for outcome in finished)
     cached = sum(outcome.cached_tokens for outcome in finished)
-    ideal = sum(outcome.ideal_tokens for outcome in finished)
+    # KV that was produced while the request queued may be reused too: then that was possible.
+    ideal = sum(max(outcome.ideal_tokens, outcome.cached_tokens) for outcome in finished)
     lost = sum(outcome.lost_tokens for outcome in finished)
     failures = [outcome for outcome in measured.outcomes if outcome.failed]
     earlier = len(measured.before.get("role_changes", ()))

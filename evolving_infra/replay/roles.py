@@ -43,24 +43,29 @@ class RoleChanger:
         self._client = client
         self._clock = clock
         self._waiting = sorted(planned, key=lambda change: change.at)
+        self._changing: asyncio.Task[None] | None = None
         self.problems: list[str] = []
 
     async def run(self) -> None:
         """Make each change when its time has come, counted from now."""
         start = self._clock.now()
         while self._waiting:
-            change = self._waiting[0]
-            await self._clock.sleep_until(start + change.at)
-            try:
-                await self._client.set_role(change.node, change.role)
-            except RequestError as failure:
-                self.problems.append(f"role change {change}: {failure.status} {failure}")
-            del self._waiting[0]
+            await self._clock.sleep_until(start + self._waiting[0].at)
+            self._changing = asyncio.create_task(self._change(self._waiting.pop(0)))
+            # ``stop`` cancels the waiting, never a change that the cluster was asked for.
+            await asyncio.shield(self._changing)
 
     async def stop(self, task: "asyncio.Task[None]") -> None:
         """End ``task``, which is ``run``. Changes still to come become problems."""
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        self.problems += [
-            f"role change {change}: the replay ended before" for change in self._waiting
-        ]
+        if self._changing is not None:
+            await self._changing
+        for change in self._waiting:
+            self.problems.append(f"role change {change}: the replay ended before")
+
+    async def _change(self, change: PlannedRoleChange) -> None:
+        try:
+            await self._client.set_role(change.node, change.role)
+        except RequestError as failure:
+            self.problems.append(f"role change {change}: {failure.status} {failure}")

@@ -41,10 +41,10 @@ def read_record(
     if copied[:HEADER_BYTES].tobytes() != header.pack():
         return None
     trailer = copied[wire.trailer_offset : wire.trailer_offset + 8].tobytes()
-    if checksum(copied[: wire.trailer_offset]) != int.from_bytes(trailer, "little"):
+    payload_end = wire.layer_offset(wire.num_layers)
+    if checksum(copied[:payload_end]) != int.from_bytes(trailer, "little"):
         return None
-    last = HEADER_BYTES + wire.num_layers * wire.page_bytes
-    return copied[HEADER_BYTES:last], header.token_count
+    return copied[HEADER_BYTES:payload_end], header.token_count
 
 
 def _same_block(header: WireHeader, expected: WireHeader, wire: WireLayout) -> bool:
