@@ -22,8 +22,8 @@ class BuildCore(build_ext):
             sys.exit(NEEDS)
         try:
             super().build_extensions()
-        except CompileError as error:
-            sys.exit(f"{NEEDS}. {compiler} said: {error}")
+        except CompileError:
+            sys.exit(f"{NEEDS}; {compiler} failed, its words are above")
 
 
 setup(

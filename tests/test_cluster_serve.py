@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import urllib.error
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -42,6 +43,14 @@ def test_a_cluster_serves_reuses_and_changes_roles(serve: Any) -> None:
         tokens_survive_a_role_swap(cluster)
         bad_input_is_refused_and_serving_goes_on(cluster)
         command_line_changes_roles(cluster)
+
+
+def refusal(call: Callable[[], object]) -> tuple[int, str]:
+    """Status and sentence of a call that must be refused."""
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        call()
+    with caught.value as error:
+        return error.code, json.load(error)["error"]["message"]
 
 
 def openai_package_works(url: str) -> None:
@@ -111,19 +120,16 @@ def bad_input_is_refused_and_serving_goes_on(cluster: Any) -> None:
         ),
     ]
     for status, body, headers, word in cases:
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            complete(cluster, **{"prompt": PROMPT, **body}, **headers)
-        assert refused.value.code == status, word
-        assert word.lower() in json.load(refused.value)["error"]["message"].lower()
+        code, text = refusal(
+            lambda b=body, h=headers: complete(cluster, **{"prompt": PROMPT, **b}, **h)
+        )
+        assert (code, word.lower() in text.lower()) == (status, True), text
     complete(cluster, PROMPT, **{"X-Branch-Id": "v", "X-Context-Version": "3"})
-    with pytest.raises(urllib.error.HTTPError) as back:
-        complete(cluster, PROMPT, **{"X-Branch-Id": "v", "X-Context-Version": "2"})
-    assert back.value.code == 400
+    back = {"X-Branch-Id": "v", "X-Context-Version": "2"}
+    assert refusal(lambda: complete(cluster, PROMPT, **back))[0] == 400
     cluster.post("/v1/branches/v/end", {})
-    for branch, status in (("v", 409), ("never-seen", 404)):
-        with pytest.raises(urllib.error.HTTPError) as ended:
-            cluster.post(f"/v1/branches/{branch}/end", {})
-        assert ended.value.code == status
+    assert refusal(lambda: cluster.post("/v1/branches/v/end", {}))[0] == 409
+    assert refusal(lambda: cluster.post("/v1/branches/never-seen/end", {}))[0] == 404
     assert len(tokens_of(complete(cluster, PROMPT))) == 24
 
 

@@ -1,5 +1,7 @@
 """The eviction orders against a plain sort."""
 
+from random import Random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -93,6 +95,22 @@ def test_victims_may_be_removed_while_iterating() -> None:
             gone.append(key[0])
     assert gone == [1, 2, 4, 5, 6, 7, 8, 9]
     assert list(order.victims()) == sorted(leased)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_many_blocks_that_change_class_keep_their_last_access(seed) -> None:
+    random = Random(seed)
+    order: EvictionOrder[int] = EvictionOrder()
+    accessed = {key: random.randrange(50) for key in range(300)}
+    for key in sorted(accessed, key=accessed.__getitem__):
+        order.add(key, float(accessed[key]))
+    counted = set(random.sample(range(300), 150))
+    for key in random.sample(range(300), 300):
+        order.set_counted(key, True)
+    for key in random.sample(range(300), 300):
+        order.set_counted(key, key in counted)
+    expected = sorted(accessed, key=lambda key: (key in counted, accessed[key], key))
+    assert list(order.victims()) == expected
 
 
 def test_stale_entries_stay_bounded() -> None:

@@ -82,7 +82,7 @@ def record(sequence, config: ControlConfig) -> tuple[str, ControlPlane, int]:
     return file.getvalue(), plane, accepted
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=250)
 @given(
     st.lists(st.tuples(events(), st.sampled_from([0.0, 0.1, 1.5, 7.0])), max_size=60),
     st.booleans(),

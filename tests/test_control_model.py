@@ -279,6 +279,6 @@ class CountedBranches(RuleBasedStateMachine):
 
 
 CountedBranches.TestCase.settings = settings(
-    max_examples=200, stateful_step_count=60, deadline=None
+    max_examples=120, stateful_step_count=50, deadline=None
 )
 TestCountedBranches = CountedBranches.TestCase

@@ -87,6 +87,27 @@ def test_a_preempted_request_can_not_be_withdrawn() -> None:
     assert len(rig.output("new")) == 60
 
 
+def test_a_preempted_request_goes_on_before_those_that_never_started() -> None:
+    rig = Rig(replace(SMALL, device_pages=12, max_context_tokens=192, max_running=2))
+    rig.submit("old", prompt_of(1, 80), 60)
+    rig.submit("new", prompt_of(2, 64), 60)
+    rig.submit("third", prompt_of(3, 150), 2)
+    rig.run()
+    assert rig.engine.counters.preemptions == 1
+    ends = [event.request for event in rig.of(TokensOut) if event.finish]
+    assert ends == ["old", "new", "third"]
+
+
+def test_a_newcomer_waits_until_those_that_run_can_grow() -> None:
+    """Of twelve pages the first needs five, soon six: a second with seven would be preempted."""
+    rig = Rig(replace(SMALL, device_pages=12, max_context_tokens=192))
+    rig.submit("first", prompt_of(1, 78), 16)
+    rig.submit("second", prompt_of(2, 112), 4)
+    rig.run()
+    assert rig.engine.counters.preemptions == 0
+    assert len(rig.output("second")) == 4
+
+
 def test_abort_frees_pages_at_any_time() -> None:
     rig = Rig(replace(SMALL, max_running=1))
     for name in ("prefilling", "queued"):

@@ -25,6 +25,8 @@ async def events(client: aiohttp.ClientSession, body: dict[str, Any]) -> list[An
     async with client.post("/v1/completions", json={**body, "stream": True}) as response:
         assert response.status == 200, await response.text()
         assert response.content_type == "text/event-stream"
+        assert response.headers["X-Accel-Buffering"] == "no"
+        assert response.headers["X-Request-Id"].startswith("cmpl-")
         text = (await response.read()).decode()
     *lines, done, end = text.split("\n\n")
     assert (done, end) == ("data: [DONE]", "")

@@ -30,7 +30,7 @@ class EchoCluster:
     steps: asyncio.Semaphore | None = None
     delta_tokens: int = 1
     fail_before: EvolvingInfraError | None = None
-    fail_after: tuple[int, EvolvingInfraError] | None = None
+    fail_after: tuple[int, Exception] | None = None
     forget_finish: bool = False
     lose_tokens: int = 0
     ready: bool = True

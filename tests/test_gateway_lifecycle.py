@@ -18,9 +18,10 @@ from evolving_infra.errors import (
     PeerError,
     StateError,
 )
+from evolving_infra.gateway.generation import generate, interleave
 from evolving_infra.gateway.running import RunningRequests
 from evolving_infra.gateway.server import GatewayServer, serve
-from tests.test_gateway_fake import SETTINGS, EchoCluster, listening, run, serving
+from tests.test_gateway_fake import SETTINGS, EchoCluster, listening, run, serving, submission_of
 
 ENDLESS = {"prompt": "abc", "max_tokens": 190}
 
@@ -70,6 +71,37 @@ def test_one_failing_prompt_aborts_the_others() -> None:
                 assert response.status == 502
         assert cluster.running == set()
         assert len(cluster.aborted) == 3
+
+    run(main())
+
+
+@pytest.mark.parametrize("num_outputs", [1, 3])
+def test_closing_interleaved_outputs_aborts_every_one(num_outputs: int) -> None:
+    async def main() -> None:
+        cluster = EchoCluster()
+        # Held here, so that only interleave closes them.
+        outputs = [
+            generate(cluster, replace(submission_of((1,), 9), request=str(i)), ())
+            for i in range(num_outputs)
+        ]
+        items = interleave(outputs)
+        await anext(items)
+        await items.aclose()
+        assert cluster.aborted == {str(i) for i in range(len(outputs))}
+
+    run(main())
+
+
+def test_a_connection_lost_while_writing_is_a_client_that_left() -> None:
+    async def main() -> None:
+        cluster = EchoCluster(fail_after=(0, ConnectionResetError("Cannot write")))
+        async with serving(cluster) as client:
+            with pytest.raises(aiohttp.ServerDisconnectedError):
+                await client.post("/v1/completions", json={"prompt": "a"})
+            async with client.get("/metrics") as response:
+                text = await response.text()
+        line = 'evolving_infra_requests_total{route="/v1/completions",status="499"} 1.0'
+        assert line in text.splitlines()
 
     run(main())
 

@@ -20,6 +20,8 @@ from evolving_infra.engine.engine import Engine
 log = logging.getLogger(__name__)
 
 MEASURED_S = 0.25
+ATTACH_S = 5.0
+"""A store that is away for longer does not keep its engine from serving without L2."""
 
 
 def crash(error: BaseException) -> None:
@@ -47,7 +49,10 @@ async def main(places: Places, secret: str, name: str, stop: asyncio.Event) -> N
         asyncio.create_task(link.run(stop)),
         asyncio.create_task(node.writer.run()),
         asyncio.create_task(_flush_measured(node)),
+        asyncio.create_task(link.meet([places.store(peer) for peer in config.roles])),
     ]
+    # Announce the node with its pool, or the first requests would recompute what the pool has.
+    await asyncio.wait([asyncio.create_task(link.attached.wait())], timeout=ATTACH_S)
     await keep_connected(
         places.controller, secret, stop, node.handle, node.opened, kind="engine", name=name
     )

@@ -1,8 +1,8 @@
 """What a cluster says about itself: ``GET /v1/cluster/state``, the metrics and the replay report.
 
 Keys: ``ready, model, page_size, max_context_tokens, split, config, requests, branches,
-prefetch{count, blocks, seconds}, role_changes[], nodes[{name, role, up, store_up, pid, store_pid, ...counters of
-engine and store}]``.
+prefetch{count, blocks, seconds}, role_changes[],
+nodes[{name, role, up, store_up, pid, store_pid, ...counters of engine and store}]``.
 """
 
 import asyncio

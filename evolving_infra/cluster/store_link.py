@@ -23,6 +23,8 @@ class StoreLink:
         self._peers: dict[str, StoreClient] = {}
         self._opening: dict[str, asyncio.Lock] = {}
         self.store: StoreClient | None = None
+        self.attached = asyncio.Event()
+        """Set when the own store has been reached for the first time."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Keep the own store connected until ``stop``; close everything then."""
@@ -36,6 +38,7 @@ class StoreLink:
                 log.info("%s; trying again", error)
                 await asyncio.wait([stopping], timeout=RECONNECT_S)
                 continue
+            self.attached.set()
             gone = asyncio.create_task(self.store.closed.wait())
             await asyncio.wait([gone, stopping], return_when=asyncio.FIRST_COMPLETED)
             store, self.store = self.store, None
@@ -45,6 +48,16 @@ class StoreLink:
         for client in self._peers.values():
             with contextlib.suppress(EvolvingInfraError):
                 await client.close()
+
+    async def meet(self, addresses: list[str]) -> None:
+        """Open peers' stores ahead of the first hand-off."""
+        for address in addresses:
+            while True:
+                try:
+                    await self.peer(address)
+                    break
+                except EvolvingInfraError:
+                    await asyncio.sleep(RECONNECT_S)
 
     async def peer(self, address: str) -> StoreClient:
         """A read-only client of a peer's store (or of the own one), connected once and kept."""

@@ -13,6 +13,8 @@ from evolving_infra.kv.channel import Channel, Fields
 from evolving_infra.kv.store_server import StoreServer
 from evolving_infra.types import BlockKey
 
+MEET_PAUSE_S = 0.2
+
 log = logging.getLogger(__name__)
 
 
@@ -71,13 +73,21 @@ class StoreProcess:
             return
         channel.tell("prefetched", blocks=result.fetched_blocks, seconds=result.seconds)
 
+    async def meet(self, places: Places, node: str) -> None:
+        """Open a session to every peer, so that no request waits for one to be opened."""
+        for peer in places.read_config().roles:
+            while peer != node and not await self.server.meet(places.store(peer)):
+                await asyncio.sleep(MEET_PAUSE_S)
+
 
 async def main(places: Places, secret: str, name: str, stop: asyncio.Event) -> None:
     process = StoreProcess(places, secret, name)
     await process.server.start()
+    meeting = asyncio.create_task(process.meet(places, name))
     await keep_connected(
         places.controller, secret, stop, process.handle, process.opened, kind="store", name=name
     )
+    meeting.cancel()
     await process.server.stop()
 
 

@@ -17,7 +17,7 @@ REMEMBERED_ENDS = 100_000
 
 @dataclass(slots=True, kw_only=True)
 class Branch:
-    """One context (design section 4). ``last_seen`` is when its last request came or ended."""
+    """One context (design section 4). ``last_seen``: when it began or last ended a request."""
 
     name: str
     parent: str | None
@@ -84,7 +84,6 @@ class BranchTree:
             self._active[event.branch] = branch
         branch.version = event.version
         branch.latest_request = event.request
-        branch.last_seen = now
         branch.in_flight += 1
         self._idle.pop(event.branch, None)
         return branch

@@ -26,8 +26,9 @@ class GatewaySettings:
     max_body_bytes: int = 32 * MIB
     shutdown_s: float = 30.0
     """Running requests have this long to finish after the server stops accepting."""
-    state_s: float = 2.0
-    """Metrics and readiness wait this long for the cluster's state."""
+    state_s: float = 3.0
+    """Metrics and readiness wait this long for the cluster's state, which itself waits 2 s for a
+    node that is silent."""
     retry_after_s: int = 1
     """What a refused client is told to wait."""
 

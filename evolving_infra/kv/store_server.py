@@ -11,7 +11,7 @@ import secrets as random_secrets
 from collections.abc import Callable, Sequence
 
 from evolving_infra.config import StoreConfig
-from evolving_infra.errors import EvolvingInfraError
+from evolving_infra.errors import EvolvingInfraError, PeerError
 from evolving_infra.kv.channel import Channel, Fields, serve
 from evolving_infra.kv.eviction_order import EvictionOrder
 from evolving_infra.kv.fetch import Fetcher, FetchResult
@@ -142,6 +142,14 @@ class StoreServer:
         See ``Fetcher.fetch``.
         """
         return await self._fetcher.fetch(f"own {ticket}", peer, keys, deadline_s)
+
+    async def meet(self, address: str) -> bool:
+        """Connect to a peer and map its pool before the first fetch needs it. False: not there."""
+        try:
+            await self._peers.get(address)
+        except PeerError:
+            return False
+        return True
 
     def stats(self) -> dict[str, int]:
         """``StoreStats`` as a map, and ``fetched_blocks`` since the start."""
