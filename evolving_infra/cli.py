@@ -121,10 +121,12 @@ def _replay_flags(parser: argparse.ArgumentParser) -> None:
 
 def _cluster_config(options: argparse.Namespace, fit_tokens: int = 0) -> ClusterConfig:
     """The cluster the flags describe; unless a flag says less, a context holds ``fit_tokens``."""
-    from evolving_infra.config import ControlConfig, EngineConfig, StoreConfig
+    from evolving_infra.config import MODELS, ControlConfig, EngineConfig, StoreConfig
 
     context = options.max_context or max(8192, fit_tokens)
     context = -(-context // options.page_size) * options.page_size
+    model = MODELS.get(options.model)
+    share = model.top_k / model.experts if model is not None and model.experts else 0.0
     pages = options.l1_blocks or max(4096, 4 * context // options.page_size)
     return ClusterConfig(
         split=_split(options.nodes, options.split),
@@ -140,7 +142,7 @@ def _cluster_config(options: argparse.Namespace, fit_tokens: int = 0) -> Cluster
             verify=options.verify,
         ),
         store=StoreConfig(blocks=options.l2_blocks, eviction=options.eviction),
-        control=ControlConfig(prefetch=not options.no_prefetch),
+        control=ControlConfig(prefetch=not options.no_prefetch, expert_share=share),
     )
 
 

@@ -1,4 +1,4 @@
-"""Replays of a real trace on real clusters: exact, nothing lost, and the controls that must fail."""
+"""Replays of a real trace on real clusters: exact, lossless, and controls that must fail."""
 
 import json
 import os

@@ -129,6 +129,10 @@ INPUT = [
         "running: expected a finite number, 0 or more, got -1",
     ),
     (
+        ev.FetchMeasured(node="p", seconds=0.1, blocks=-1),
+        "blocks: expected a finite number, 0 or more, got -1",
+    ),
+    (
         ev.RequestFinished(request="queued", keys=KEYS[:2], output_tokens=-1),
         "output_tokens: expected a finite number, 0 or more, got -1",
     ),

@@ -11,7 +11,7 @@ from evolving_infra.control.directory import Directory
 from evolving_infra.control.fetch_plan import plan_reuse
 from evolving_infra.control.iteration_time import IterationTimes
 from evolving_infra.control.nodes import Node, Request
-from evolving_infra.control.router import FETCH_BLOCK_S, RECOMPUTE_SHARE, Router
+from evolving_infra.control.router import RECOMPUTE_SHARE, Router
 from evolving_infra.types import BranchKind, Phase, Role, Tier
 
 PAGE = 16
@@ -118,14 +118,14 @@ def test_missing_blocks_are_fetched_and_the_wait_hides_the_fetch() -> None:
     idle = cluster.choose(10)
     assert idle.fetches == (FetchSource(node="x", first=0, count=10),)
     own = 1e-3 * 1
-    assert idle.ttft_seconds == pytest.approx(own + 10 * FETCH_BLOCK_S, rel=1e-2)
+    assert idle.ttft_seconds == pytest.approx(own + cluster.times.fetch_seconds(10), rel=1e-2)
     assert idle.service_seconds == pytest.approx(own, rel=1e-2)
     cluster.put("a", Phase.PREFILL, 1000)
     assert cluster.choose(10).ttft_seconds == pytest.approx(1.0 + own, rel=1e-2)
 
 
 def test_a_fetch_is_skipped_where_recomputing_is_clearly_cheaper() -> None:
-    cheap = RECOMPUTE_SHARE * FETCH_BLOCK_S / PAGE
+    cheap = RECOMPUTE_SHARE * IterationTimes(0.0).fetch_seconds(10) / (10 * PAGE)
     for token_s, fetched in ((1.5 * cheap, True), (0.7 * cheap, False)):
         cluster = Cluster("a", token_s=token_s)
         cluster.directory.store("x", Tier.L2, KEYS[:10])
@@ -139,6 +139,18 @@ def test_the_last_token_is_computed_so_its_block_is_not_fetched() -> None:
     assert cluster.choose(4, extra=1).fetches == (FetchSource(node="x", first=0, count=4),)
 
 
+def test_what_fetches_took_decides_between_fetching_and_recomputing() -> None:
+    cluster = Cluster("a")
+    cluster.directory.store("x", Tier.L2, KEYS[:10])
+    assert cluster.choose(10).fetches
+    for i in range(12):
+        blocks = 1 + i
+        cluster.times.observe_fetch(0.5 + 0.1 * blocks, blocks, 1.5 * i)
+    assert cluster.times.fetch_seconds(10) == pytest.approx(1.5, rel=1e-6)
+    assert cluster.times.fetch_seconds(0) == 0.0
+    assert not cluster.choose(10).fetches, "160 tokens are computed in 0.16 s"
+
+
 def test_a_copy_that_would_displace_needed_blocks_costs_their_prefill() -> None:
     cluster = Cluster("a", "b")
     cluster.directory.store("x", Tier.L2, KEYS[:10])
@@ -150,7 +162,7 @@ def test_a_copy_that_would_displace_needed_blocks_costs_their_prefill() -> None:
     cluster.counts.set_chain(branch, needed)
     assert cluster.choose(10).node == "b"
     del cluster.nodes["b"]
-    cost = cluster.choose(10).ttft_seconds - 1e-3 - 10 * FETCH_BLOCK_S
+    cost = cluster.choose(10).ttft_seconds - 1e-3 - cluster.times.fetch_seconds(10)
     assert cost == pytest.approx(10 * PAGE * 1e-3, rel=1e-2)
 
 

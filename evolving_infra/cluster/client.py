@@ -50,7 +50,8 @@ class Cluster(Protocol):
 
         Raises:
             InputError: the submission is wrong (too long, version goes back, unknown parent).
-            StateError: the branch has ended, or no node can serve it now.
+            StateError: the branch has ended.
+            CapacityError: no node is up.
             PeerError: the cluster went away or gave the request up.
         """
 

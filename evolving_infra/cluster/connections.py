@@ -105,16 +105,14 @@ class EngineConnection:
                     restored_tokens=fields["restored_tokens"],
                 )
             )
-        elif op == "bounced":
-            controller.apply_from_node(
-                ev.RequestBounced(request=entry.request, node=self._node, phase=entry.phase)
-            )
         elif op == "failed":
             controller.give_up(entry, InputError(fields["text"]))
 
     def _started(self, entry: Entry, timings: dict[str, Any]) -> None:
         entry.started = True
         entry.note(**timings, **{f"{entry.phase.value}_node": self._node})
+        if timings.get("fetched_blocks"):
+            self._controller.fetched(self._node, timings["fetched_blocks"], timings["fetch"])
         self._controller.apply_from_node(
             ev.RequestStarted(request=entry.request, node=self._node, phase=entry.phase)
         )
@@ -151,6 +149,7 @@ class StoreConnection:
             done["count"] += 1
             done["blocks"] += fields["blocks"]
             done["seconds"] += fields["seconds"]
+            self._controller.fetched(self._node, fields["blocks"], fields["seconds"])
         return None
 
 

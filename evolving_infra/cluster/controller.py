@@ -195,8 +195,15 @@ class Controller:
             return None
         if not answer["withdrawn"] or self.ledger.current(entry.request, attempt, node) is None:
             return None
-        self.apply_from_node(ev.RequestBounced(request=entry.request, node=node, phase=phase))
+        try:
+            self.apply(ev.RequestBounced(request=entry.request, node=node, phase=phase))
+        except EvolvingInfraError as error:
+            self.give_up(entry, error)
         return entry.request
+
+    def fetched(self, node: str, blocks: int, seconds: float) -> None:
+        """A fetch or prefetch of ``node`` is over; the router learns what fetching costs."""
+        self.apply_from_node(ev.FetchMeasured(node=node, seconds=seconds, blocks=blocks))
 
     # -- requests ----------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import time
@@ -35,7 +36,9 @@ async def main(places: Places, secret: str, name: str, stop: asyncio.Event) -> N
     torch.set_num_threads(1)
     config = places.read_config()
     engine = Engine(config.engine, block_hasher(config.engine), fault=env.fault())
-    link = StoreLink(places.store(name), secret, config.engine.layout)
+    link = StoreLink(
+        places.store(name), secret, config.engine.layout, config.store.write_queue_blocks
+    )
     thread = EngineThread(
         engine,
         time.monotonic,
@@ -45,9 +48,11 @@ async def main(places: Places, secret: str, name: str, stop: asyncio.Event) -> N
     )
     node = Node(config, thread, link)
     thread.start()
+    # A full collection over torch's objects takes 0.2 s; they live as long as the process.
+    gc.collect()
+    gc.freeze()
     tasks = [
         asyncio.create_task(link.run(stop)),
-        asyncio.create_task(node.writer.run()),
         asyncio.create_task(_flush_measured(node)),
         asyncio.create_task(link.meet([places.store(peer) for peer in config.roles])),
     ]

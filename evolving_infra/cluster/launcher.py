@@ -98,26 +98,30 @@ class Launcher:
             await cluster.close()
 
     async def stop(self) -> None:
-        """Ask every process to stop (front door first), kill what has not in 5 s."""
+        """Stop every process: first the front door, which lets running requests finish.
+
+        What has not ended 5 s after it was asked to is killed.
+        """
         self._stopping = True
-        order = ["gateway", "controller", *self.config.roles]
-        order += [name for name in self._children if name not in order]
-        for name in order:
-            child = self._children.get(name)
-            if child is not None and child.process.returncode is None:
-                child.process.send_signal(signal.SIGTERM)
-        waits = [child.process.wait() for child in self._children.values()]
-        with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*waits), STOP_S)
-        for child in self._children.values():
-            if child.process.returncode is None:
-                log.warning("%s did not stop in %s s: killed", child.name, STOP_S)
-                child.process.kill()
-                await child.process.wait()
+        await self._end([c for name, c in self._children.items() if name == "gateway"])
+        await self._end(list(self._children.values()))
         for watcher in self._watchers:
             watcher.cancel()
         if self.failed.done():
             self.failed.exception()
+
+    async def _end(self, children: list[Child]) -> None:
+        for child in children:
+            if child.process.returncode is None:
+                child.process.send_signal(signal.SIGTERM)
+        waits = [asyncio.create_task(child.process.wait()) for child in children]
+        if waits:
+            await asyncio.wait(waits, timeout=STOP_S)
+        for child, wait in zip(children, waits, strict=True):
+            if not wait.done():
+                log.warning("%s did not stop in %s s: killed", child.name, STOP_S)
+                child.process.kill()
+            await wait
 
     async def _gateway_listens(self) -> bool:
         try:

@@ -57,7 +57,7 @@ class Node:
         self._placements: dict[str, Placement] = {}
         self._measured: dict[str, list[dict[str, float]]] = {"prefill": [], "decode": []}
         self._channel: Channel | None = None
-        self.writer = Writer(config.store, config.engine.layout, engine, link)
+        self.writer = Writer(config.engine.layout, engine, link)
 
     # -- from the controller -----------------------------------------------------------------
 

@@ -16,10 +16,13 @@ RECONNECT_S = 0.2
 class StoreLink:
     """``store`` is this node's store, None while it is down: the engine then goes on without L2."""
 
-    def __init__(self, own_address: str, secret: str, layout: KvLayout) -> None:
+    def __init__(
+        self, own_address: str, secret: str, layout: KvLayout, write_queue_blocks: int
+    ) -> None:
         self._own_address = own_address
         self._secret = secret
         self._layout = layout
+        self._write_queue_blocks = write_queue_blocks
         self._peers: dict[str, StoreClient] = {}
         self._opening: dict[str, asyncio.Lock] = {}
         self.store: StoreClient | None = None
@@ -32,7 +35,10 @@ class StoreLink:
         while not stop.is_set():
             try:
                 self.store = await StoreClient.connect(
-                    self._own_address, self._secret, self._layout
+                    self._own_address,
+                    self._secret,
+                    self._layout,
+                    write_queue_blocks=self._write_queue_blocks,
                 )
             except EvolvingInfraError as error:
                 log.info("%s; trying again", error)

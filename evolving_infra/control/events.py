@@ -154,6 +154,15 @@ class DecodeMeasured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FetchMeasured:
+    """``node`` has read ``blocks`` blocks from a peer's L2 in ``seconds``."""
+
+    node: str
+    seconds: float
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimerDue:
     """The time of ``next_timer()`` has come."""
 
@@ -174,5 +183,6 @@ Event = (
     | RoleAsked
     | PrefillMeasured
     | DecodeMeasured
+    | FetchMeasured
     | TimerDue
 )

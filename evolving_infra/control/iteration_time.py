@@ -25,6 +25,8 @@ DEFAULT_PREFILL = (2e-3, 2e-4, 0.0, 1e-5)
 """c0 s, c1 s/token, c2 s/pair, c3 s/token: 5,000 tokens/s, and restoring 20 times as fast."""
 DEFAULT_DECODE = (5e-3, 5e-3, 1e-3)
 """d0 s, d1 s, d2 s/request."""
+DEFAULT_FETCH = (2e-3, 5e-5)
+"""f0 s, f1 s/block of a fetch, fitted in the same way: f0 + f1 · blocks."""
 
 
 class FittedTime:
@@ -107,13 +109,17 @@ class FittedTime:
 
 
 class IterationTimes:
-    """The models of all nodes. A node without measurements borrows those of another."""
+    """The models of all nodes. A node without measurements borrows those of another.
+
+    Fetches between nodes have one model for all.
+    """
 
     def __init__(self, expert_share: float) -> None:
         """``expert_share`` is k/E of the model's routed experts, 0 for a dense model."""
         self._expert_share = expert_share
         self._prefill: dict[str, FittedTime] = {}
         self._decode: dict[str, FittedTime] = {}
+        self._fetch = FittedTime(DEFAULT_FETCH)
 
     def observe_prefill(
         self, node: str, seconds: float, work: tuple[int, int, int], now: float
@@ -126,6 +132,14 @@ class IterationTimes:
         """``running`` requests each got their next token."""
         model = self._decode.setdefault(node, FittedTime(DEFAULT_DECODE))
         model.observe(self._decode_features(running), seconds, now)
+
+    def observe_fetch(self, seconds: float, blocks: int, now: float) -> None:
+        """A node has read ``blocks`` blocks from another."""
+        self._fetch.observe((1.0, blocks), seconds, now)
+
+    def fetch_seconds(self, blocks: int) -> float:
+        """Reading ``blocks`` blocks from another node; 0 if there are none."""
+        return self._fetch.seconds((1.0, blocks)) if blocks else 0.0
 
     def prefill_seconds(self, node: str, uncached: int, cached: int, restored: int) -> float:
         """One request computed in one iteration; arguments in tokens."""

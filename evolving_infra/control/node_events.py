@@ -5,6 +5,7 @@ from evolving_infra.control.events import (
     BlocksRemoved,
     BlocksStored,
     DecodeMeasured,
+    FetchMeasured,
     NodeJoined,
     NodeLost,
     PrefillMeasured,
@@ -128,6 +129,14 @@ def decode_measured(state: ControlState, event: DecodeMeasured, now: float) -> l
     state.node(event.node)
     check_amounts(seconds=event.seconds, running=event.running, context_tokens=event.context_tokens)
     state.times.observe_decode(event.node, event.seconds, event.running, now)
+    return []
+
+
+def fetch_measured(state: ControlState, event: FetchMeasured, now: float) -> list[Command]:
+    """Learn from one fetch. ``InputError`` if an amount is negative. The node may be unknown:
+    its store can be up before its engine."""
+    check_amounts(seconds=event.seconds, blocks=event.blocks)
+    state.times.observe_fetch(event.seconds, event.blocks, now)
     return []
 
 

@@ -38,6 +38,7 @@ HANDLERS: dict[type, Handler] = {
     ev.RoleAsked: node_events.role_asked,
     ev.PrefillMeasured: node_events.prefill_measured,
     ev.DecodeMeasured: node_events.decode_measured,
+    ev.FetchMeasured: node_events.fetch_measured,
     ev.TimerDue: branch_events.timer_due,
 }
 

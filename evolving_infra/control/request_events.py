@@ -22,7 +22,7 @@ from evolving_infra.control.placement import (
     take_back,
 )
 from evolving_infra.control.state import ControlState
-from evolving_infra.errors import StateError, wrong
+from evolving_infra.errors import CapacityError, StateError, wrong
 from evolving_infra.types import Phase
 
 MAX_BOUNCES = 16
@@ -34,7 +34,8 @@ def arrived(state: ControlState, event: RequestArrived, now: float) -> list[Comm
 
     Raises:
         InputError: a field is wrong; see also ``BranchTree.check_arrival``.
-        StateError: the request's id is in use, its branch has ended, or no node is up.
+        StateError: the request's id is in use or its branch has ended.
+        CapacityError: no node is up.
     """
     _check_arrival(state, event)
     branch = state.branches.arrive(event, now)
@@ -123,7 +124,7 @@ def _check_arrival(state: ControlState, event: RequestArrived) -> None:
     if event.request in state.requests:
         raise StateError(f"request {event.request!r} is live already")
     if not state.candidates(Phase.PREFILL):
-        raise StateError("no node is up")
+        raise CapacityError("no node is up")
 
 
 def _live(state: ControlState, name: str) -> Request:

@@ -19,8 +19,6 @@ from evolving_infra.control.iteration_time import IterationTimes
 from evolving_infra.control.nodes import Node, Request
 from evolving_infra.types import Phase, Tier
 
-FETCH_BLOCK_S = 2e-4
-"""Seconds to copy one block from a peer until it is measured: 100 MB/s for blocks of 20 KB."""
 RECOMPUTE_SHARE = 0.5
 """Recompute instead of fetching below this share of the fetch's time: a fetch leaves the device
 to others, so recomputing must be clearly cheaper, not just by the error of the model."""
@@ -90,7 +88,7 @@ class Router:
         reuse = plan_reuse(match, node.name)
         wait = self.wait_seconds(node, now)
         fetching = self._service(request, node, reuse.pool_blocks, reuse.device_blocks)
-        exposed = max(0.0, reuse.fetch_blocks * FETCH_BLOCK_S - wait)
+        exposed = max(0.0, self._times.fetch_seconds(reuse.fetch_blocks) - wait)
         computing = self._service(request, node, reuse.local_blocks, reuse.device_blocks)
         if computing < RECOMPUTE_SHARE * (fetching + exposed):
             return PrefillChoice(
