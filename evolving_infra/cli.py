@@ -51,8 +51,8 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(
         verb=_replay,
         traces=DEMO_TRACES,
-        time_scale="1/70",
-        check_exact=20,
+        time_scale="1/40",
+        max_wait=4.0,
         role_change=["node1:prefill@20s", "node1:decode@45s"],
     )
 

@@ -78,13 +78,17 @@ class Node:
         elif op == "cancel":
             self._cancel(fields["request"])
         elif op == "counted":
-            counted, uncounted = split_keys(fields["counted"]), split_keys(fields["uncounted"])
-            self._engine.post(lambda engine, now: engine.set_counted(counted, True))
-            self._engine.post(lambda engine, now: engine.set_counted(uncounted, False))
+            self._count(split_keys(fields["counted"]), split_keys(fields["uncounted"]))
         elif op == "stats":
             counters = await self._engine.ask(lambda engine, now: asdict(engine.counters))
             return {**counters, "write_dropped": self.writer.dropped}
         return None
+
+    def _count(self, counted: tuple[BlockKey, ...], uncounted: tuple[BlockKey, ...]) -> None:
+        """The device cache follows the same policy as the host pool."""
+        if self._config.store.eviction == "counted":
+            self._engine.post(lambda engine, now: engine.set_counted(counted, True))
+            self._engine.post(lambda engine, now: engine.set_counted(uncounted, False))
 
     def _accept(self, op: str, fields: Fields) -> None:
         if fields["request"] in self._placements:
