@@ -10,7 +10,8 @@ from evolving_infra.config import ClusterConfig, parse_split
 from evolving_infra.errors import EvolvingInfraError, wrong
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-DEMO_TRACES = [EXAMPLES / "trace_0279.jsonl", EXAMPLES / "trace_0291.jsonl"]
+DEMO_TRACES = [EXAMPLES / "trace_0279.jsonl", EXAMPLES / "trace_0291.jsonl"] * 2
+"""Four agents: two sessions with sub-agents, one of them with a compaction, each twice."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -51,9 +52,9 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(
         verb=_replay,
         traces=DEMO_TRACES,
-        time_scale="1/40",
-        max_wait=4.0,
-        role_change=["node1:prefill@20s", "node1:decode@45s"],
+        time_scale="1/100",
+        max_wait=2.0,
+        role_change=["node1:prefill@10s", "node1:decode@35s"],
     )
 
     role = verbs.add_parser("role", help="change the role of a node of a running cluster")

@@ -13,12 +13,13 @@ from evolving_infra.engine.attention import PagedAttention, head_shape
 from evolving_infra.engine.invariance import check_invariance
 from evolving_infra.engine.model import Model, Segment, device_pools
 from evolving_infra.engine.moe import moe, swiglu
-from evolving_infra.engine.tiles import TILE_ROWS, tiled_matmul
+from evolving_infra.engine.tiles import TILE_ROWS, pad_rows, tiled_matmul
 from evolving_infra.engine.weights import ExpertWeights, MlpWeights
 from evolving_infra.errors import BackendError
 from evolving_infra.types import VOCAB_USED
 from tests.test_engine_rig import GQA, SMALL, Rig, alone, prompt_of
 
+MLA_EXACT, GQA_EXACT = (replace(config, kv_dtype="float32") for config in (SMALL, GQA))
 both = pytest.mark.parametrize("config", [SMALL, GQA], ids=["mla", "gqa"])
 
 
@@ -42,6 +43,64 @@ def test_attention_is_softmax_over_the_pages(config: EngineConfig, first: int, c
     weights = scores.masked_fill(later[:, None], float("-inf")).softmax(-1)
     expected = torch.einsum("qhk,khd->qhd", weights, rows[..., heads.value_start :])
     torch.testing.assert_close(got, expected.float(), rtol=1e-4, atol=1e-5)
+
+
+def test_what_another_sequence_left_behind_does_not_leak() -> None:
+    heads = head_shape(SMALL.model_config, 2)
+    attention = PagedAttention(heads, 128, torch.device("cpu"))
+    pool = torch.ones(4, 16, heads.width)
+    pool[1:] = float("inf")
+    attention.load(pool, torch.arange(4), 64)
+    attention.load(pool, torch.tensor([0]), 10)
+    queries = torch.ones(10, heads.heads, heads.key_dim)
+    assert torch.equal(attention.attend(queries, 0), torch.ones(10, heads.heads, heads.value_dim))
+
+
+def plain_logits(config: EngineConfig, tokens: tuple[int, ...]) -> Tensor:
+    """The model in float64 from its definition, without pages, tiles or ranks."""
+    model = Model(config)
+    shape, weights, heads = config.model_config, model.weights, head_shape(config.model_config, 1)
+    mla = config is not GQA_EXACT
+    half = (shape.rope if mla else shape.head_dim) // 2
+    angle = torch.arange(len(tokens)).double()[:, None, None] * 10_000.0 ** (
+        -torch.arange(half).double() / half
+    )
+
+    def rotate(x: Tensor) -> Tensor:
+        pair = torch.complex(x[..., :half], x[..., half : 2 * half])
+        pair = pair * torch.polar(torch.ones_like(angle), angle)
+        return torch.cat((pair.real, pair.imag, x[..., 2 * half :]), -1)
+
+    def norm(x: Tensor) -> Tensor:
+        return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+
+    x = weights.embedding.double()[list(tokens)]
+    count = len(tokens)
+    for layer in weights.layers:
+        normed = norm(x)
+        query = rotate((normed @ layer.query.double()).view(count, heads.heads, heads.key_dim))
+        rows = (normed @ layer.key_value.double()).view(count, heads.streams, heads.width)
+        if mla:
+            rows = torch.cat((rows[..., : shape.rope], norm(rows[..., shape.rope :])), -1)
+        rows = rotate(rows).repeat_interleave(heads.group, 1)
+        scores = torch.einsum("qhd,khd->hqk", query, rows[..., : heads.key_dim])
+        scores = scores / heads.key_dim**0.5 + torch.full((count, count), -torch.inf).triu(1)
+        seen = torch.einsum("hqk,khd->qhd", scores.softmax(-1), rows[..., heads.value_start :])
+        x = x + seen.reshape(count, -1) @ layer.output.double()
+        padded = pad_rows(norm(x).float())
+        mlp = layer.mlp
+        added = moe(padded, count, mlp) if isinstance(mlp, ExpertWeights) else swiglu(padded, mlp)
+        x = x + added[:count].double()
+    return (norm(x[-1:]) @ weights.head.double())[0].float()
+
+
+@pytest.mark.parametrize("config", [MLA_EXACT, GQA_EXACT], ids=["mla", "gqa"])
+def test_logits_are_those_of_the_definition(config: EngineConfig) -> None:
+    tokens = prompt_of(4, 50)
+    model = Model(config)
+    pools = device_pools(config.layout, 4, model.device)
+    got = model.forward((Segment(tokens=tokens, first_position=0, pages=(2, 0, 3, 1)),), pools)[0]
+    torch.testing.assert_close(got, plain_logits(config, tokens), rtol=1e-3, atol=1e-3)
 
 
 def test_experts_are_mixed_by_their_normalised_scores() -> None:

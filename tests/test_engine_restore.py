@@ -90,6 +90,18 @@ def test_hand_off_computes_one_token_and_is_exact(config: EngineConfig, tokens: 
     assert decode.engine.counters.prefill_tokens == 0
 
 
+def test_a_tail_that_holds_every_token_still_leaves_the_last_one_to_compute() -> None:
+    rig, prompt = Rig(), prompt_of(6, 40)
+    rig.prefill(prompt)
+    rig.engine.flush()
+    blocks, tail_tokens = rig.hand_off_blocks(prompt)
+    rig.submit("again", prompt, ready=False)
+    rig.engine.ready("again", blocks, tail_tokens, 0.0)
+    rig.run()
+    assert rig.of(Admitted)[-1].restored_tokens == 39
+    assert rig.output("again") == alone(SMALL, prompt)
+
+
 def test_hand_off_of_a_damaged_tail_recomputes_the_tail() -> None:
     prompt = prompt_of(3, 75)
     prefill, decode = Rig(), Rig()

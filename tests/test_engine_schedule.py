@@ -34,6 +34,16 @@ def test_admission_is_in_order_and_skips_those_not_ready() -> None:
     assert admitted(rig) == ["a", "slow", "b"]
 
 
+def test_a_small_request_does_not_pass_a_large_one_that_waits_for_pages() -> None:
+    rig = Rig(replace(SMALL, device_pages=12, max_context_tokens=192))
+    for name, tokens in (("running", 110), ("large", 100), ("small", 10)):
+        rig.submit(name, prompt_of(tokens, tokens), 3)
+    rig.run()
+    assert admitted(rig) == ["running", "large", "small"]
+    ends = [event.request for event in rig.of(TokensOut) if event.finish]
+    assert ends[0] == "running"
+
+
 def test_exposed_time_counts_from_when_the_request_could_have_started() -> None:
     rig = Rig(replace(SMALL, max_running=1))
     rig.submit("first", prompt_of(1, 20), 2)
@@ -276,3 +286,16 @@ def test_calls_out_of_order_are_refused() -> None:
     rig.submit("s", (1, 2), ready=False)
     with pytest.raises(InputError, match="tail_tokens: expected 0 to 15, got 16"):
         rig.engine.ready("s", None, 16, 0.0)
+
+
+def test_a_prefill_node_fills_what_it_found_in_its_cache_too() -> None:
+    """Its host pool may lack these blocks, and the decode node is served from there."""
+    rig, prompt = Rig(), prompt_of(3, 100)
+    rig.submit("before", prompt, 1)
+    rig.run()
+    rig.events.clear()
+    rig.prefill(prompt)
+    filled = [key for event in rig.of(BlocksFilled) for key in event.keys]
+    assert filled[:6] == list(rig.hasher.chain(prompt))
+    assert rig.of(Admitted)[0].l1_tokens == 96
+    rig.check_nothing_leaks()

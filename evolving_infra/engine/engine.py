@@ -178,10 +178,9 @@ class Engine:
 
     def step(self, now: float) -> tuple[EngineEvent, ...]:
         """Admit what can start, compute one iteration, report."""
-        restored = admitted = 0
+        restored = 0
         while (sequence := self._schedule.next_admissible(now)) is not None:
             restored += self._admit(sequence, now)
-            admitted += 1
         works, preempted = self._schedule.plan()
         for sequence in preempted:
             self._totals["preemptions"] += 1
@@ -189,7 +188,7 @@ class Engine:
         self.measured = _measure(works, restored) if works else None
         if works:
             self._compute(works)
-        self._idle = not works and not admitted and not preempted
+        self._idle = not works
         return self._report()
 
     def _check(self, request: EngineRequest) -> None:
@@ -215,6 +214,10 @@ class Engine:
         restored = restore(sequence, self.pools, self.config, self._fault)
         sequence.restorable = None
         self._publish(sequence)
+        if sequence.request.stop_after_first:
+            # The decode node takes the whole prompt from host memory, which may lack these.
+            pairs = zip(sequence.keys[:l1_blocks], sequence.pages[:l1_blocks], strict=True)
+            self._fill(sequence, list(pairs))
         self._schedule.announce(sequence)
         if sequence.was_admitted:
             return restored.tokens

@@ -66,7 +66,7 @@ class TokensOut:
 class PrefillDone:
     """A ``stop_after_first`` request left unfinished; its only token came in ``TokensOut`` before.
 
-    All of its prompt's KV that was computed here was named by ``BlocksFilled`` before.
+    All of its prompt's KV that is not restored was named by ``BlocksFilled`` before.
     """
 
     request: str
@@ -75,8 +75,10 @@ class PrefillDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlocksFilled:
-    """Pages that hold new KV. Each is pinned until ``Engine.release``.
+    """Pages that hold KV which host memory may lack. Each is pinned until ``Engine.release``.
 
+    These are the blocks an iteration computed, and of a ``stop_after_first`` request also those
+    it found in the prefix cache, because its decode node is served from host memory.
     ``token_counts`` is the page size, or fewer for the last block of a ``stop_after_first`` prompt.
     """
 

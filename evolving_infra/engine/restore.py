@@ -26,8 +26,7 @@ def restore(sequence: Sequence, pools: Pools, config: EngineConfig, fault: str |
     if blocks is None or first > complete:
         return Restored(0, 0)
     wanted = [size] * (complete - first)
-    reusable = len(sequence.tokens) - 1
-    if sequence.tail_tokens and complete == len(blocks) - 1 and reusable > complete * size:
+    if sequence.tail_tokens and complete == len(blocks) - 1:
         wanted.append(sequence.tail_tokens)
     if not wanted:
         return Restored(0, 0)
@@ -43,6 +42,7 @@ def restore(sequence: Sequence, pools: Pools, config: EngineConfig, fault: str |
     good = 0
     while good < len(wanted) and found[good] == wanted[good]:
         good += 1
-    tokens = min(sum(wanted[:good]), reusable - sequence.computed)
+    # The last token is always computed, for its logits.
+    tokens = min(sum(wanted[:good]), len(sequence.tokens) - 1 - sequence.computed)
     sequence.computed += tokens
     return Restored(tokens, len(wanted) - good)
