@@ -10,7 +10,7 @@ SOURCES := pyproject.toml setup.py scripts/setup constraints/cpu.txt $(wildcard 
 .PHONY: help setup demo test test-cluster lint bench clean
 
 help:   ## show this list
-	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv and install into it (the other verbs do this themselves)
 
@@ -31,6 +31,9 @@ lint: $(STAMP) ## ruff, mypy --strict on the pure parts
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@$(BIN)/mypy --strict evolving_infra/control evolving_infra/types.py evolving_infra/errors.py
 	@$(BIN)/mypy evolving_infra
+
+bench: $(STAMP) ## run the benchmarks, one table each
+	@for name in eviction; do $(BIN)/python -m benchmarks $$name || exit 1; done
 
 clean:  ## remove .venv, builds and caches
 	rm -rf $(VENV) build dist *.egg-info evolving_infra/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

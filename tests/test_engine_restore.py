@@ -102,6 +102,19 @@ def test_a_tail_that_holds_every_token_still_leaves_the_last_one_to_compute() ->
     assert rig.output("again") == alone(SMALL, prompt)
 
 
+def test_host_blocks_of_a_longer_prompt_are_read_only_as_far_as_they_serve() -> None:
+    rig, longer = Rig(), prompt_of(7, 40)
+    rig.prefill(longer)
+    rig.engine.flush()
+    blocks, tail_tokens = rig.hand_off_blocks(longer)
+    rig.submit("shorter", longer[:32], ready=False)
+    rig.engine.ready("shorter", blocks, tail_tokens, 0.0)
+    rig.run()
+    admitted = rig.of(Admitted)[-1]
+    assert (admitted.restored_tokens, admitted.missed_blocks) == (16, 0)
+    assert rig.output("shorter") == alone(SMALL, longer[:32])
+
+
 def test_hand_off_of_a_damaged_tail_recomputes_the_tail() -> None:
     prompt = prompt_of(3, 75)
     prefill, decode = Rig(), Rig()

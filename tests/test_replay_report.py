@@ -128,7 +128,10 @@ def test_the_stable_keys():
     assert list(made["tokens"]) == ["prompt", "cached", "recomputed", "output"]
     for name in ("ttft", "e2e", "queue"):
         assert list(made[name]) == ["mean", "p50", "p95"]
-    assert list(made["fetch"]) == ["count", "mean", "p95", "hidden_share", "exposed_mean"]
+    assert list(made["fetch"]) == [
+        *("count", "mean", "p95", "hidden_share", "exposed_mean"),
+        *("prefetch_count", "prefetch_seconds"),
+    ]
     assert made["exact"] == {"checked": 2, "inexact": 0}
     assert list(made["role_changes"][0]) == [
         *("node", "from", "to", "control_s", "drain_s", "blocks_lost", "failed_requests")
@@ -156,7 +159,7 @@ def test_the_report_for_people():
     change |= {"drain_s": None, "blocks_lost": 0, "failed_requests": 0}
     made = report(outcome(), *(failure(f"f{index}") for index in range(12)))
     text = shown(replace(made, role_changes=(change,), problems=("[odd] problem",)))
-    for part in ("lost reuse", "0.00 %", "role changes", "draining", "failed requests: 12"):
+    for part in ("lost 0.00 %", "role change", "draining", "failed requests: 12"):
         assert part in text
     assert "f0: 502 the node died" in text
     assert "and 2 more" in text
@@ -354,6 +357,6 @@ def test_the_verb_writes_json_and_its_exit_code_tells_failures(tmp_path, capsys)
     target = tmp_path / "out.json"
     assert verb(FakeGateway(), target) == 0
     assert json.loads(target.read_text())["failed"] == 0
-    assert "ideal KV hit" in capsys.readouterr().out
+    assert "KV reuse" in capsys.readouterr().out
     assert verb(FakeGateway(fail={"main 1": "refuse"}), target) == 1
     assert json.loads(target.read_text())["failed"] == 1

@@ -1,5 +1,6 @@
 """A replay report for people."""
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -10,10 +11,9 @@ SHOWN_SENTENCES = 10
 
 
 def print_report(report: ReplayReport, console: Console) -> None:
-    """Print all tables, then the verdict."""
-    tables = (_work(report), _reuse(report), _times(report), _fetches(report), _nodes(report))
-    for table in tables:
-        console.print(table)
+    """Print the figures, then the verdict."""
+    for figures in (_summary(report), _times(report), _nodes(report)):
+        console.print(figures)
     if report.role_changes:
         console.print(_role_changes(report))
     _sentences(console, "failed requests", report.failures)
@@ -25,60 +25,50 @@ def print_report(report: ReplayReport, console: Console) -> None:
     console.print("ok" if report.ok else "NOT OK", style="bold green" if report.ok else "bold red")
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold")
+def _table(*columns: str) -> Table:
+    table = Table(box=SIMPLE_HEAD)
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index == 0 else "right")
     return table
 
 
-def _work(report: ReplayReport) -> Table:
-    table = _table("requests", "", "count")
-    tokens = report.tokens
+def _summary(report: ReplayReport) -> Table:
+    tokens, fetch = report.tokens, report.fetch
     rows = {
-        "requests": report.requests,
-        "failed": report.failed,
-        "prompt tokens": tokens.prompt,
-        "  cached": tokens.cached,
-        "  recomputed": tokens.recomputed,
-        "output tokens": tokens.output,
+        "requests": f"{report.requests:,} in {report.seconds:.1f} s, {report.failed:,} failed",
+        "tokens": (
+            f"{tokens.prompt:,} prompt = {tokens.cached:,} cached "
+            f"+ {tokens.recomputed:,} recomputed; {tokens.output:,} output"
+        ),
+        "KV reuse": (
+            f"hit {_percent(report.kv_hit)}, ideal {_percent(report.ideal_kv_hit)}, "
+            f"lost {_percent(report.lost_reuse)}"
+        ),
+        "KV fetched": (
+            f"{fetch.count:,} by waiting requests: mean {fetch.mean * 1000:.1f} ms, "
+            f"P95 {fetch.p95 * 1000:.1f} ms, exposed mean {fetch.exposed_mean * 1000:.1f} ms"
+        ),
+        "KV prefetched": (
+            f"{fetch.prefetch_count:,} ahead of requests, {fetch.prefetch_seconds:.2f} s in all"
+        ),
+        "hidden": "-" if fetch.hidden_share is None else f"{_percent(fetch.hidden_share)} of both",
     }
-    for name, count in rows.items():
-        table.add_row(name, f"{count:,}")
-    table.add_row("seconds", f"{report.seconds:.1f}")
-    return table
-
-
-def _reuse(report: ReplayReport) -> Table:
-    table = _table("KV reuse", "", "share")
-    table.add_row("KV hit", _percent(report.kv_hit))
-    table.add_row("ideal KV hit", _percent(report.ideal_kv_hit))
-    table.add_row("lost reuse", _percent(report.lost_reuse))
-    return table
+    grid = Table.grid(padding=(0, 2))
+    for name, text in rows.items():
+        grid.add_row(name, text)
+    return grid
 
 
 def _times(report: ReplayReport) -> Table:
-    table = _table("time of a request, ms", "", "mean", "P50", "P95")
+    table = _table("ms", "mean", "P50", "P95")
     spreads = {"TTFT": report.ttft, "E2E": report.e2e, "queue": report.queue}
     for name, spread in spreads.items():
         table.add_row(name, *_milliseconds(spread))
     return table
 
 
-def _fetches(report: ReplayReport) -> Table:
-    fetch = report.fetch
-    table = _table("KV fetches", "", "")
-    table.add_row("requests that fetched", f"{fetch.count:,}")
-    table.add_row("mean, ms", f"{fetch.mean * 1000:.1f}")
-    table.add_row("P95, ms", f"{fetch.p95 * 1000:.1f}")
-    table.add_row("exposed mean, ms", f"{fetch.exposed_mean * 1000:.1f}")
-    hidden = "-" if fetch.hidden_share is None else _percent(fetch.hidden_share)
-    table.add_row("hidden share", hidden)
-    return table
-
-
 def _nodes(report: ReplayReport) -> Table:
-    table = _table("nodes", "node", "role", "prefill tokens", "decode tokens", "fetched", "evicted")
+    table = _table("node", "role", "prefill tokens", "decode tokens", "fetched", "evicted")
     for node in report.nodes:
         counts = ("prefill_tokens", "decode_tokens", "fetched_blocks", "evicted_blocks")
         table.add_row(node["name"], node["role"], *(f"{node[key]:,}" for key in counts))
@@ -86,8 +76,8 @@ def _nodes(report: ReplayReport) -> Table:
 
 
 def _role_changes(report: ReplayReport) -> Table:
-    columns = ("node", "from", "to", "control ms", "drain s", "blocks lost", "failed")
-    table = _table("role changes", *columns)
+    columns = ("role change", "from", "to", "control ms", "drain s", "blocks lost", "failed")
+    table = _table(*columns)
     for change in report.role_changes:
         drain = change["drain_s"]
         table.add_row(

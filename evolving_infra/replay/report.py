@@ -40,9 +40,10 @@ class TokenCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class FetchSummary:
-    """Requests that fetched KV, in seconds. ``hidden_share`` also counts prefetches.
+    """KV read from peers, in seconds: by requests that waited for it, and ahead of requests.
 
-    It is the share of all copying time during which nobody could have started; None without any.
+    ``exposed`` is the part of a request's fetch during which the engine could have started it.
+    ``hidden_share`` is 1 - exposed / (fetches + prefetches); None if nothing was read.
     """
 
     count: int
@@ -50,6 +51,8 @@ class FetchSummary:
     p95: float
     hidden_share: float | None
     exposed_mean: float
+    prefetch_count: int
+    prefetch_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +156,8 @@ def _fetch(finished: Sequence[Outcome], before: Json, after: Json) -> FetchSumma
     fetching = [outcome.timings for outcome in finished if outcome.timings.fetch > 0]
     fetches = [timings.fetch for timings in fetching]
     exposed = sum(timings.exposed for timings in fetching)
-    prefetched = _grown(before.get("prefetch", {}), after.get("prefetch", {}))("seconds")
-    copying = sum(fetches) + prefetched
+    prefetched = _grown(before.get("prefetch", {}), after.get("prefetch", {}))
+    copying = sum(fetches) + prefetched("seconds")
     spread = Spread.of(fetches)
     return FetchSummary(
         count=len(fetching),
@@ -162,6 +165,8 @@ def _fetch(finished: Sequence[Outcome], before: Json, after: Json) -> FetchSumma
         p95=spread.p95,
         hidden_share=1.0 - exposed / copying if copying else None,
         exposed_mean=_share(exposed, len(fetching)),
+        prefetch_count=prefetched("count"),
+        prefetch_seconds=prefetched("seconds"),
     )
 
 
