@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import gc
-import logging
-import os
 import time
 
 import torch
@@ -14,21 +12,13 @@ from evolving_infra.cluster.engine_thread import EngineThread
 from evolving_infra.cluster.hasher import block_hasher
 from evolving_infra.cluster.node import Node
 from evolving_infra.cluster.places import Places
-from evolving_infra.cluster.process import keep_connected, run
+from evolving_infra.cluster.process import crash, guarded, keep_connected, run
 from evolving_infra.cluster.store_link import StoreLink
 from evolving_infra.engine.engine import Engine
-
-log = logging.getLogger(__name__)
 
 MEASURED_S = 0.25
 ATTACH_S = 5.0
 """A store that is away for longer does not keep its engine from serving without L2."""
-
-
-def crash(error: BaseException) -> None:
-    """A broken engine must not go on serving: end the process, the launcher starts a new one."""
-    log.critical("the engine thread died", exc_info=error)
-    os._exit(70)
 
 
 async def main(places: Places, secret: str, name: str, stop: asyncio.Event) -> None:
@@ -52,9 +42,9 @@ async def main(places: Places, secret: str, name: str, stop: asyncio.Event) -> N
     gc.collect()
     gc.freeze()
     tasks = [
-        asyncio.create_task(link.run(stop)),
-        asyncio.create_task(_flush_measured(node)),
-        asyncio.create_task(link.meet([places.store(peer) for peer in config.roles])),
+        guarded(link.run(stop)),
+        guarded(_flush_measured(node)),
+        guarded(link.meet([places.store(peer) for peer in config.roles])),
     ]
     # Announce the node with its pool, or the first requests would recompute what the pool has.
     await asyncio.wait([asyncio.create_task(link.attached.wait())], timeout=ATTACH_S)

@@ -17,6 +17,7 @@ from functools import partial, singledispatchmethod
 from evolving_infra.cluster.engine_thread import EngineThread, Iteration
 from evolving_infra.cluster.hasher import block_hasher
 from evolving_infra.cluster.messages import join_keys, sampling_from_map, split_keys
+from evolving_infra.cluster.process import guarded
 from evolving_infra.cluster.store_link import StoreLink
 from evolving_infra.cluster.writer import Writer
 from evolving_infra.config import ClusterConfig
@@ -109,7 +110,7 @@ class Node:
             prepare = self._prepare_prefill(request, placement, fields["fetches"])
         else:
             prepare = self._prepare_decode(request, placement, fields["source"])
-        placement.preparing = asyncio.create_task(prepare)
+        placement.preparing = guarded(prepare)
 
     async def _prepare_prefill(
         self, request: eng.EngineRequest, placement: Placement, fetches: list[tuple[str, bytes]]

@@ -7,8 +7,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from evolving_infra import env
 from evolving_infra.cluster.places import Places
@@ -17,6 +18,7 @@ from evolving_infra.kv.channel import Channel, Handler, connect
 
 PR_SET_PDEATHSIG = 1
 RECONNECT_S = 0.2
+CRASHED = 70
 
 Main = Callable[[Places, str, str, asyncio.Event], Awaitable[None]]
 """(places, secret, name of this process, set when it shall stop)"""
@@ -50,6 +52,26 @@ async def _until_signalled(main: Main, places: Places, name: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await main(places, secret, name, stop)
+
+
+def crash(error: BaseException) -> None:
+    """A broken process must not go on serving: end it, the launcher starts a new one."""
+    logging.getLogger("evolving_infra").critical("unexpected error", exc_info=error)
+    os._exit(CRASHED)
+
+
+def guarded(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    """A task whose unexpected error ends the process, instead of leaving a request waiting."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(_crash_on_error)
+    return task
+
+
+def _crash_on_error(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled():
+        error = task.exception()
+        if error is not None:
+            crash(error)
 
 
 def die_with_parent() -> None:

@@ -6,7 +6,7 @@ import time
 
 from evolving_infra.cluster.messages import join_keys, split_keys
 from evolving_infra.cluster.places import Places
-from evolving_infra.cluster.process import keep_connected, run
+from evolving_infra.cluster.process import guarded, keep_connected, run
 from evolving_infra.control.eviction import eviction_order
 from evolving_infra.errors import EvolvingInfraError
 from evolving_infra.kv.channel import Channel, Fields
@@ -49,9 +49,7 @@ class StoreProcess:
             self.server.store.set_counted(split_keys(fields["counted"]), True)
             self.server.store.set_counted(split_keys(fields["uncounted"]), False)
         elif op == "prefetch":
-            task = asyncio.create_task(
-                self._prefetch(channel, fields["source"], split_keys(fields["keys"]))
-            )
+            task = guarded(self._prefetch(channel, fields["source"], split_keys(fields["keys"])))
             self._prefetches.add(task)
             task.add_done_callback(self._prefetches.discard)
         elif op == "stats":
@@ -83,7 +81,7 @@ class StoreProcess:
 async def main(places: Places, secret: str, name: str, stop: asyncio.Event) -> None:
     process = StoreProcess(places, secret, name)
     await process.server.start()
-    meeting = asyncio.create_task(process.meet(places, name))
+    meeting = guarded(process.meet(places, name))
     await keep_connected(
         places.controller, secret, stop, process.handle, process.opened, kind="store", name=name
     )

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Coroutine
 
 from evolving_infra.cluster.engine_thread import EngineThread
+from evolving_infra.cluster.process import guarded
 from evolving_infra.cluster.store_link import StoreLink
 from evolving_infra.errors import EvolvingInfraError
 from evolving_infra.ops.host_blocks import HostBlocks
@@ -39,7 +40,7 @@ class Writer:
         self._start(self._after(tuple(self._running), action))
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
+        task = guarded(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 

@@ -101,17 +101,17 @@ class Channel:
                 future.set_exception(
                     PeerError(f"the connection to {self.peer.get('name', 'the peer')} was closed")
                 )
-        self._writer.close()
-        with contextlib.suppress(ConnectionError, OSError):
-            await self._writer.wait_closed()
+        await _shut(self._writer)
 
     async def _answer(self, handler: Handler, message: Fields) -> None:
         number, op = message.pop("id"), message.pop("op")
+        answer: Fields = {"error": [PeerError.__name__, f"{op}: an internal error, see the log"]}
         try:
-            reply = await handler(self, op, message)
-            self._write({"re": number, **(reply or {})})
+            answer = await handler(self, op, message) or {}
         except EvolvingInfraError as error:
-            self._write({"re": number, "error": [type(error).__name__, str(error)]})
+            answer = {"error": [type(error).__name__, str(error)]}
+        finally:  # also after an unexpected error, which asyncio logs: the caller must not wait
+            self._write({"re": number, **answer})
 
     def _settle(self, message: Fields) -> None:
         future = self._waiting.get(message.pop("re"))
@@ -200,14 +200,20 @@ async def _handshake(
                 raise PeerError(f"{who} does not know this cluster's secret")
             return Channel(reader, writer, answer.get("hello", {}))
     except (asyncio.IncompleteReadError, ConnectionError):
-        writer.close()
+        await _shut(writer)
         raise PeerError(f"{who} closed the connection: is the secret right?") from None
     except (asyncio.TimeoutError, TimeoutError):
-        writer.close()
+        await _shut(writer)
         raise PeerError(f"{who} did not finish the handshake in {HANDSHAKE_S} s") from None
     except PeerError:
-        writer.close()
+        await _shut(writer)
         raise
+
+
+async def _shut(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with contextlib.suppress(ConnectionError, OSError):
+        await writer.wait_closed()
 
 
 @contextlib.asynccontextmanager
