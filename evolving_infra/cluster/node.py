@@ -10,22 +10,20 @@ engine thread ── events ──> Node ── tokens, prefill_done ──> con
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from functools import partial, singledispatchmethod
+from collections.abc import Awaitable
+from dataclasses import asdict, dataclass, field, replace
+from functools import singledispatchmethod
 
 from evolving_infra.cluster.engine_thread import EngineThread, Iteration
 from evolving_infra.cluster.hasher import block_hasher
 from evolving_infra.cluster.messages import join_keys, sampling_from_map, split_keys
+from evolving_infra.cluster.prepare import Prepared, Preparer
 from evolving_infra.cluster.process import guarded
 from evolving_infra.cluster.store_link import StoreLink
 from evolving_infra.cluster.writer import Writer
 from evolving_infra.config import ClusterConfig
 from evolving_infra.engine import request as eng
-from evolving_infra.errors import EvolvingInfraError
 from evolving_infra.kv.channel import Channel, Fields
-from evolving_infra.kv.handoff import open_handoff
-from evolving_infra.ops.host_blocks import HostBlocks
 from evolving_infra.types import BlockKey
 
 log = logging.getLogger(__name__)
@@ -33,18 +31,25 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class Placement:
-    """One request on this node. ``release`` ends the lease on the blocks it is restored from."""
+    """One request on this node, and what was prepared for it.
 
+    The engine knows it as ``name``, which no other placement of the request shares: what a step
+    still says about one that was cancelled can't be taken for the next one's.
+    """
+
+    request: str
     attempt: int
     op: str
     arrived: float
-    fetch_s: float = 0.0
-    fetched_blocks: int = 0
-    release: Callable[[], None] | None = None
+    prepared: Prepared = field(default_factory=Prepared)
     preparing: asyncio.Task[None] | None = None
     cached_tokens: int = 0
     restored_tokens: int = 0
     admitted: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.request}#{self.attempt}"
 
 
 class Node:
@@ -55,7 +60,9 @@ class Node:
         self._engine = engine
         self._link = link
         self._hasher = block_hasher(config.engine)
+        self._preparer = Preparer(link, self._hasher, config.store.fetch_deadline_s)
         self._placements: dict[str, Placement] = {}
+        """By name."""
         self._measured: dict[str, list[dict[str, float]]] = {"prefill": [], "decode": []}
         self._channel: Channel | None = None
         self.writer = Writer(config.engine.layout, engine, link)
@@ -65,8 +72,8 @@ class Node:
     async def opened(self, channel: Channel) -> None:
         """A controller is there. What ran for an earlier one is dropped: it placed it elsewhere."""
         self._channel = channel
-        for request in list(self._placements):
-            self._cancel(request)
+        for placement in list(self._placements.values()):
+            self._cancel(placement)
         keys = await self._engine.ask(lambda engine, now: engine.cached_keys())
         channel.tell("l1", stored=join_keys(keys), removed=b"")
 
@@ -77,7 +84,9 @@ class Node:
         elif op == "withdraw":
             return {"withdrawn": await self._withdraw(fields["request"], fields["attempt"])}
         elif op == "cancel":
-            self._cancel(fields["request"])
+            for placement in list(self._placements.values()):
+                if placement.request == fields["request"]:
+                    self._cancel(placement)
         elif op == "counted":
             self._count(split_keys(fields["counted"]), split_keys(fields["uncounted"]))
         elif op == "stats":
@@ -92,101 +101,62 @@ class Node:
             self._engine.post(lambda engine, now: engine.set_counted(uncounted, False))
 
     def _accept(self, op: str, fields: Fields) -> None:
-        if fields["request"] in self._placements:
-            self._cancel(fields["request"])
+        placement = Placement(
+            request=fields["request"],
+            attempt=fields["attempt"],
+            op=op,
+            arrived=time.monotonic(),
+        )
+        self._placements[placement.name] = placement
         prompt, output = tuple(fields["prompt"]), tuple(fields["output"])
         request = eng.EngineRequest(
-            request=fields["request"],
+            request=placement.name,
             prompt=prompt,
             output=output,
             keys=self._hasher.chain((*prompt, *output)),
             sampling=sampling_from_map(fields["sampling"]),
             stop_after_first=op == "prefill",
         )
-        placement = Placement(attempt=fields["attempt"], op=op, arrived=time.monotonic())
-        self._placements[request.request] = placement
         self._engine.post(lambda engine, now: engine.submit(request, now, ready=False))
         if op == "prefill":
-            prepare = self._prepare_prefill(request, placement, fields["fetches"])
+            work = self._preparer.prefill(request, fields["fetches"])
         else:
-            prepare = self._prepare_decode(request, placement, fields["source"])
-        placement.preparing = guarded(prepare)
+            work = self._preparer.decode(request, fields["source"])
+        placement.preparing = guarded(self._prepare(placement, work))
 
-    async def _prepare_prefill(
-        self, request: eng.EngineRequest, placement: Placement, fetches: list[tuple[str, bytes]]
-    ) -> None:
-        """Fetch what the plan says, then show the engine what host memory has of the prompt."""
-        blocks: HostBlocks | None = None
-        try:
-            store = self._link.store
-            if store is not None:
-                started = time.monotonic()
-                deadline = self._config.store.fetch_deadline_s
-                calls = [
-                    store.fetch(f"{request.request}/{i}", peer, split_keys(keys), deadline)
-                    for i, (peer, keys) in enumerate(fetches)
-                ]
-                for result in await asyncio.gather(*calls):
-                    placement.fetched_blocks += result.fetched_blocks
-                if fetches:
-                    placement.fetch_s = time.monotonic() - started
-                blocks, lease = await store.host_blocks(request.keys)
-                placement.release = partial(store.release, lease)
-        except EvolvingInfraError as error:
-            log.info("%s: fetch failed, recomputing: %s", request.request, error)
-        self._ready(request.request, blocks, 0)
-
-    async def _prepare_decode(
-        self, request: eng.EngineRequest, placement: Placement, source: str | None
-    ) -> None:
-        """Take the prompt's KV from the node that prefilled it, partial last block included."""
-        blocks: HostBlocks | None = None
-        tail_tokens = 0
-        try:
-            if source is not None:
-                known = len(request.prompt) + len(request.output) - 1
-                tail_tokens = known % self._config.engine.page_size
-                full = request.keys[: known // self._config.engine.page_size]
-                tail = None
-                if tail_tokens:
-                    tokens = (*request.prompt, *request.output)[known - tail_tokens : known]
-                    tail = self._hasher.tail_key(full[-1] if full else None, tokens)
-                peer = await self._link.peer(source)
-                handoff = await open_handoff(peer, full, tail)
-                placement.release = partial(peer.release, handoff.lease)
-                blocks, tail_tokens = handoff.blocks, tail_tokens if handoff.has_tail else 0
-        except EvolvingInfraError as error:
-            log.info("%s: hand-off failed, recomputing: %s", request.request, error)
-            blocks, tail_tokens = None, 0
-        self._ready(request.request, blocks, tail_tokens)
-
-    def _ready(self, request: str, blocks: HostBlocks | None, tail_tokens: int) -> None:
-        self._engine.post(lambda engine, now: engine.ready(request, blocks, tail_tokens, now))
+    async def _prepare(self, placement: Placement, work: Awaitable[Prepared]) -> None:
+        placement.prepared = prepared = await work
+        name, blocks, tail_tokens = placement.name, prepared.blocks, prepared.tail_tokens
+        self._engine.post(lambda engine, now: engine.ready(name, blocks, tail_tokens, now))
 
     async def _withdraw(self, request: str, attempt: int) -> bool:
-        placement = self._placements.get(request)
-        if placement is None or placement.attempt != attempt:
+        placement = self._placements.get(f"{request}#{attempt}")
+        if placement is None:
             return False
-        if not await self._engine.ask(lambda engine, now: engine.withdraw(request)):
+        name = placement.name
+        if not await self._engine.ask(lambda engine, now: engine.withdraw(name)):
             return False
-        self._forget(request)
+        self._forget(placement)
         return True
 
-    def _cancel(self, request: str) -> None:
-        self._engine.post(lambda engine, now: engine.abort(request))
-        self._forget(request)
+    def _cancel(self, placement: Placement) -> None:
+        name = placement.name
+        self._engine.post(lambda engine, now: engine.abort(name))
+        self._forget(placement)
 
-    def _forget(self, request: str) -> None:
-        placement = self._placements.pop(request, None)
-        if placement is not None:
-            if placement.preparing is not None:
-                placement.preparing.cancel()
-            self._release(placement)
+    def _forget(self, placement: Placement) -> None:
+        if self._placements.pop(placement.name, None) is None:
+            return
+        if placement.preparing is not None:
+            placement.preparing.cancel()
+        self._release(placement)
 
     def _release(self, placement: Placement) -> None:
-        if placement.release is not None:
-            placement.release()
-            placement.release = None
+        """The engine reads the prepared host blocks no more."""
+        prepared = placement.prepared
+        if prepared.release is not None:
+            prepared.release()
+            placement.prepared = replace(prepared, blocks=None, release=None)
 
     # -- from the engine ---------------------------------------------------------------------
 
@@ -224,10 +194,10 @@ class Node:
             self._channel.tell("measured", **self._measured)
         self._measured = {"prefill": [], "decode": []}
 
-    def _tell(self, op: str, request: str, **fields: object) -> None:
-        placement = self._placements.get(request)
-        if placement is not None and self._channel is not None:
-            self._channel.tell(op, request=request, attempt=placement.attempt, **fields)
+    def _tell(self, op: str, placement: Placement, **fields: object) -> None:
+        if self._channel is not None:
+            who = {"request": placement.request, "attempt": placement.attempt}
+            self._channel.tell(op, **who, **fields)
 
     @singledispatchmethod
     def _on(self, event: eng.EngineEvent) -> None:
@@ -238,52 +208,54 @@ class Node:
         placement = self._placements.get(event.request)
         if placement is None:
             return
+        placement.admitted = placement.arrived + event.queue_wait
+        placement.cached_tokens = event.cached_tokens
+        placement.restored_tokens = event.restored_tokens
+        prepared = placement.prepared
         self._release(placement)
         if placement.op == "prefill":
             timings = {
                 "queue": event.queue_wait,
-                "fetch": placement.fetch_s,
-                "exposed": min(event.exposed, placement.fetch_s),
+                "fetch": prepared.fetch_s,
+                "exposed": min(event.exposed, prepared.fetch_s),
                 "cached_tokens": event.cached_tokens,
-                "fetched_blocks": placement.fetched_blocks,
+                "fetched_blocks": prepared.fetched_blocks,
             }
         else:
             timings = {"handoff": time.monotonic() - placement.arrived}
-        placement.admitted = placement.arrived + event.queue_wait
-        placement.cached_tokens = event.cached_tokens
-        placement.restored_tokens = event.restored_tokens
-        self._tell("started", event.request, timings=timings)
+        self._tell("started", placement, timings=timings)
 
     @_on.register
     def _(self, event: eng.TokensOut) -> None:
         placement = self._placements.get(event.request)
         if placement is None:
             return
-        since_admitted = time.monotonic() - placement.admitted
         self._tell(
             "tokens",
-            event.request,
+            placement,
             tokens=event.tokens,
             finish=event.finish,
-            since_admitted=since_admitted,
+            since_admitted=time.monotonic() - placement.admitted,
         )
         if event.finish is not None:
-            self._forget(event.request)
+            self._forget(placement)
 
     @_on.register
     def _(self, event: eng.PrefillDone) -> None:
-        self.writer.after_writes(lambda: self._prefill_done(event.request))
-
-    def _prefill_done(self, request: str) -> None:
-        placement = self._placements.get(request)
+        placement = self._placements.get(event.request)
         if placement is not None:
+            self.writer.after_writes(lambda: self._prefill_done(placement))
+
+    def _prefill_done(self, placement: Placement) -> None:
+        """The prompt's KV is in host memory: a decode node can take it from there."""
+        if placement.name in self._placements:
             self._tell(
                 "prefill_done",
-                request,
+                placement,
                 cached_tokens=placement.cached_tokens,
                 restored_tokens=placement.restored_tokens,
             )
-            self._forget(request)
+            self._forget(placement)
 
     @_on.register
     def _(self, event: eng.BlocksFilled) -> None:
@@ -307,5 +279,7 @@ class Node:
 
     @_on.register
     def _(self, event: eng.Failed) -> None:
-        self._tell("failed", event.request, text=event.text)
-        self._forget(event.request)
+        placement = self._placements.get(event.request)
+        if placement is not None:
+            self._tell("failed", placement, text=event.text)
+            self._forget(placement)
