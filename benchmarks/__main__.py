@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.rows import show
 
-NAMES = {"eviction": "benchmarks.eviction", "kv": "benchmarks.kv"}
+NAMES = {"eviction": "benchmarks.eviction"}
 
 
 def main() -> None:

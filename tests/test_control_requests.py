@@ -252,6 +252,15 @@ def test_a_queued_decode_that_bounces_goes_on_from_the_same_source() -> None:
     assert plane.homes("b")[Phase.DECODE] == "e"
 
 
+def test_a_decode_that_bounces_from_its_source_leaves_it_also_without_a_decode_node() -> None:
+    plane = cluster(p=Role.PREFILL, q=Role.PREFILL)
+    arrive(plane, "r")
+    done = ev.PrefillDone(request="r", node="p", cached_tokens=0, restored_tokens=0)
+    assert tell(plane, done) == [do.StartDecode(request="r", node="p", source="p")]
+    bounced = ev.RequestBounced(request="r", node="p", phase=Phase.DECODE)
+    assert tell(plane, bounced) == [do.StartDecode(request="r", node="q", source="p")]
+
+
 def test_a_decode_that_bounces_after_its_source_died_is_prefilled_again() -> None:
     plane = cluster(p=Role.PREFILL, q=Role.PREFILL, d=Role.DECODE)
     arrive(plane, "r")

@@ -42,11 +42,9 @@ def place_decode(
     if not state.nodes[source].is_up:
         return place_prefill(state, request, now, avoid=avoid)
     take_back(state, request)
-    nodes = [
-        node
-        for node in state.candidates(Phase.DECODE, avoid=avoid)
-        if node.role.serves(Phase.DECODE)
-    ]
+    nodes = state.candidates(Phase.DECODE, avoid=avoid)
+    if avoid != source:  # without a decode node, the source itself goes on
+        nodes = [node for node in nodes if node.role.serves(Phase.DECODE)]
     branch = state.branches.find(request.branch)
     home = None if branch is None else branch.homes.get(Phase.DECODE)
     target = state.router.decode(request, nodes, home=home, source=source) if nodes else source
