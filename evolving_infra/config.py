@@ -157,8 +157,10 @@ class ClusterConfig:
     """Roles in node order: ``1P2D`` is one prefill and two decode nodes; ``2B`` two of both."""
     host: str = "127.0.0.1"
     port: int = 8000
+    instance: str = ""
+    """Tells this cluster from any other; the launcher sets it."""
     journal: bool = False
-    """Write every event and command to ``logs/journal.jsonl`` of the run directory."""
+    """Write every event and command to ``logs/journal-N.jsonl`` of the run directory."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
     control: ControlConfig = field(default_factory=ControlConfig)

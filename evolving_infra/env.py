@@ -1,7 +1,8 @@
 """The only reader of the environment. A bad value raises ``InputError``.
 
 EVOLVING_INFRA_FAULT    zero_restore: restores write zeros (the control that must fail)
-EVOLVING_INFRA_SECRET   cluster secret to attach to a running cluster
+EVOLVING_INFRA_SECRET   cluster secret; the launcher hands it to the processes it starts
+EVOLVING_INFRA_PARENT   process id of the launcher; its children end with it
 EVOLVING_INFRA_URL      gateway address for the command line
 """
 
@@ -26,6 +27,16 @@ def fault() -> str | None:
 def secret() -> str | None:
     """Cluster secret from the environment, or None."""
     return os.environ.get("EVOLVING_INFRA_SECRET") or None
+
+
+def parent() -> int | None:
+    """Process id of the launcher, or None for a process started by hand."""
+    value = os.environ.get("EVOLVING_INFRA_PARENT", "")
+    if not value:
+        return None
+    if not value.isdigit():
+        raise wrong("EVOLVING_INFRA_PARENT", "a process id", value)
+    return int(value)
 
 
 def url() -> str:

@@ -6,6 +6,7 @@ import pytest
 
 from evolving_infra.config import EngineConfig
 from evolving_infra.engine.request import Admitted, BlocksAdded, BlocksFilled
+from evolving_infra.ops.host_blocks import MISSING_SLOT
 from tests.test_engine_rig import GQA, SMALL, Rig, alone, prompt_of
 
 both = pytest.mark.parametrize("config", [SMALL, GQA], ids=["mla", "gqa"])
@@ -151,3 +152,40 @@ def test_restored_blocks_enter_the_prefix_cache_and_are_not_filled_again() -> No
     added = [key for event in rig.of(BlocksAdded) for key in event.keys]
     assert filled == list(rig.hasher.chain(prompt))
     assert added == filled * 2
+
+
+def test_a_gap_in_host_memory_is_bridged_by_the_prefix_cache() -> None:
+    """The cache has the first two blocks, host memory only the next three: both serve."""
+    prompt = prompt_of(9, 100)
+    rig = Rig()
+    rig.submit("fill", prompt, 1)
+    rig.run()
+    blocks = rig.host_blocks(rig.hasher.chain(prompt)[:5])
+    slots = blocks.slots.copy()
+    slots[:2] = MISSING_SLOT
+    rig.engine.flush()
+    rig.submit("prefix", prompt[:33], 1)
+    rig.run()
+    rig.submit("again", prompt, ready=False)
+    rig.engine.ready("again", replace(blocks, slots=slots), 0, 1.0)
+    rig.run()
+    admitted = rig.of(Admitted)[-1]
+    assert (admitted.l1_tokens, admitted.restored_tokens) == (32, 48)
+    assert rig.output("again") == alone(SMALL, prompt)
+    rig.check_nothing_leaks()
+
+
+def test_host_blocks_behind_a_gap_serve_nobody() -> None:
+    prompt = prompt_of(9, 100)
+    rig = Rig()
+    rig.submit("fill", prompt, 1)
+    rig.run()
+    blocks = rig.host_blocks(rig.hasher.chain(prompt)[:5])
+    slots = blocks.slots.copy()
+    slots[1] = MISSING_SLOT
+    rig.engine.flush()
+    rig.submit("again", prompt, ready=False)
+    rig.engine.ready("again", replace(blocks, slots=slots), 0, 1.0)
+    rig.run()
+    assert rig.of(Admitted)[-1].restored_tokens == 16
+    assert rig.output("again") == alone(SMALL, prompt)

@@ -1,12 +1,13 @@
 """What the command line asks a running gateway to do, over plain HTTP."""
 
+import http.client
 import json
 import urllib.error
 import urllib.parse
 import urllib.request
 from typing import Any
 
-from evolving_infra.errors import InputError, PeerError
+from evolving_infra.errors import InputError, PeerError, wrong
 
 CALL_S = 30.0
 
@@ -16,20 +17,31 @@ def change_role(url: str, node: str, role: str) -> dict[str, Any]:
 
     Raises ``PeerError`` if no gateway answers, ``InputError`` with its sentence if it refuses.
     """
-    target = f"{url}/v1/cluster/nodes/{urllib.parse.quote(node, safe='')}/role"
-    request = urllib.request.Request(
-        target,
-        data=json.dumps({"role": role}).encode(),
-        headers={"Content-Type": "application/json"},
-    )
+    path = f"/v1/cluster/nodes/{urllib.parse.quote(node, safe='')}/role"
+    return _ask(url, path, {"role": role})
+
+
+def cluster_state(url: str) -> dict[str, Any]:
+    """What a gateway's cluster says about itself. Raises as ``change_role`` does."""
+    return _ask(url, "/v1/cluster/state", None)
+
+
+def _ask(url: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+    if not url.startswith(("http://", "https://")):
+        raise wrong("url", "http://HOST:PORT", url)
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json"}
     try:
+        request = urllib.request.Request(url + path, data=data, headers=headers)
         with urllib.request.urlopen(request, timeout=CALL_S) as answer:
-            change: dict[str, Any] = json.load(answer)
-            return change
+            fields = json.load(answer)
     except urllib.error.HTTPError as error:
         raise InputError(_sentence(error)) from None
-    except (urllib.error.URLError, OSError, ValueError) as error:
+    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
         raise PeerError(f"no gateway answers at {url}: {error}") from None
+    if not isinstance(fields, dict):
+        raise PeerError(f"no gateway answers at {url}: it sends {type(fields).__name__}")
+    return fields
 
 
 def _sentence(error: urllib.error.HTTPError) -> str:

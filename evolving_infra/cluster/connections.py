@@ -11,7 +11,7 @@ from evolving_infra.cluster.state import cluster_state
 from evolving_infra.control import events as ev
 from evolving_infra.errors import InputError, PeerError, wrong
 from evolving_infra.kv.channel import Channel, Fields
-from evolving_infra.types import VOCAB_USED, BranchKind, Role, Tier
+from evolving_infra.types import VOCAB_USED, BranchKind, Phase, Role, Tier
 
 log = logging.getLogger(__name__)
 
@@ -110,9 +110,12 @@ class EngineConnection:
 
     def _started(self, entry: Entry, timings: dict[str, Any]) -> None:
         entry.started = True
-        entry.note(**timings, **{f"{entry.phase.value}_node": self._node})
-        if timings.get("fetched_blocks"):
+        if entry.phase is Phase.PREFILL:
+            entry.prefill_started(**timings)
+            entry.note(prefill_node=self._node)
             self._controller.fetched(self._node, timings["fetched_blocks"], timings["fetch"])
+        else:
+            entry.note(decode_node=self._node, **timings)
         self._controller.apply_from_node(
             ev.RequestStarted(request=entry.request, node=self._node, phase=entry.phase)
         )
@@ -145,12 +148,16 @@ class StoreConnection:
                     keys = split_keys(fields[name])
                     self._controller.apply_from_node(kind(node=self._node, tier=Tier.L2, keys=keys))
         elif op == "prefetched":
+            self._prefetched(fields["blocks"], fields["seconds"])
+        return None
+
+    def _prefetched(self, blocks: int, seconds: float) -> None:
+        if blocks:
             done = self._controller.prefetch
             done["count"] += 1
-            done["blocks"] += fields["blocks"]
-            done["seconds"] += fields["seconds"]
-            self._controller.fetched(self._node, fields["blocks"], fields["seconds"])
-        return None
+            done["blocks"] += blocks
+            done["seconds"] += seconds
+        self._controller.fetched(self._node, blocks, seconds)
 
 
 class ClientConnection:

@@ -31,6 +31,7 @@ from evolving_infra.types import Phase, Role
 log = logging.getLogger(__name__)
 
 WITHDRAW_S = 5.0
+"""A node has this long to answer about a role change."""
 
 
 class Controller:
@@ -56,6 +57,7 @@ class Controller:
         self._journal = journal
         self._timer_moved = asyncio.Event()
         self._withdrawals: set[asyncio.Task[str | None]] = set()
+        self.counting: set[asyncio.Task[None]] = set()
 
     # -- the plane ---------------------------------------------------------------------------
 
@@ -100,7 +102,7 @@ class Controller:
     def _(self, command: do.StartPrefill) -> None:
         entry = self._entry(command.request)
         self.roles.left(command.request, failed=False)
-        attempt = entry.place(command.node, Phase.PREFILL)
+        attempt = entry.place(command.node, Phase.PREFILL, self._clock())
         fetches = [
             [
                 self._store_address(source.node),
@@ -114,14 +116,16 @@ class Controller:
     def _(self, command: do.StartDecode) -> None:
         entry = self._entry(command.request)
         self.roles.left(command.request, failed=False)
-        attempt = entry.place(command.node, Phase.DECODE)
+        attempt = entry.place(command.node, Phase.DECODE, self._clock())
         source = None if command.source is None else self._store_address(command.source)
         self._start(entry, "decode", attempt, source=source)
 
     @_do.register
     def _(self, command: do.Withdraw) -> None:
         entry = self._entry(command.request)
-        task = asyncio.create_task(self._withdraw(entry, command.node, command.phase))
+        task = asyncio.create_task(
+            self._withdraw(entry, entry.attempt, command.node, command.phase)
+        )
         self._withdrawals.add(task)
 
     @_do.register
@@ -144,6 +148,7 @@ class Controller:
                     "counted",
                     counted=join_keys(command.counted),
                     uncounted=join_keys(command.uncounted),
+                    reset=False,
                 )
 
     @_do.register
@@ -155,10 +160,9 @@ class Controller:
         log.info("branch %s was idle for its whole lease: ended", command.branch)
 
     def tell_counts(self, node: str, channel: Channel) -> None:
-        """Tell an engine or store that (re)started which blocks active branches need there."""
-        counted = self.plane.counted_at(node)
-        if counted:
-            channel.tell("counted", counted=join_keys(counted), uncounted=b"")
+        """Tell an engine or store that connects which blocks active branches need there."""
+        counted = join_keys(self.plane.counted_at(node))
+        channel.tell("counted", counted=counted, uncounted=b"", reset=True)
 
     def _start(self, entry: Entry, op: str, attempt: int, **more: Any) -> None:
         assert entry.node is not None, "a placed request has a node"
@@ -181,19 +185,25 @@ class Controller:
         assert entry is not None, f"the plane knows request {request}, the ledger does not"
         return entry
 
-    async def _withdraw(self, entry: Entry, node: str, phase: Phase) -> str | None:
-        """Id of the request if it was moved, None if it stays and finishes in place."""
-        channel, attempt = self.engines.get(node), entry.attempt
+    async def _withdraw(self, entry: Entry, attempt: int, node: str, phase: Phase) -> str | None:
+        """Id of the request if it was moved, None if it stays and finishes in place.
+
+        An engine that does not answer may withdraw it later: the request is taken from it, and
+        what it then says about this attempt is stale.
+        """
+        channel = self.engines.get(node)
         if channel is None:
             return None
         try:
             answer = await channel.call(
                 "withdraw", timeout=WITHDRAW_S, request=entry.request, attempt=attempt
             )
+            withdrawn = bool(answer["withdrawn"])
         except PeerError as error:
             log.warning("withdraw: %s", error)
-            return None
-        if not answer["withdrawn"] or self.ledger.current(entry.request, attempt, node) is None:
+            channel.tell("cancel", request=entry.request)
+            withdrawn = not entry.started
+        if not withdrawn or self.ledger.current(entry.request, attempt, node) is None:
             return None
         try:
             self.apply(ev.RequestBounced(request=entry.request, node=node, phase=phase))
@@ -202,8 +212,9 @@ class Controller:
         return entry.request
 
     def fetched(self, node: str, blocks: int, seconds: float) -> None:
-        """A fetch or prefetch of ``node`` is over; the router learns what fetching costs."""
-        self.apply_from_node(ev.FetchMeasured(node=node, seconds=seconds, blocks=blocks))
+        """A fetch or prefetch is over; one that brought blocks teaches the router its cost."""
+        if blocks:
+            self.apply_from_node(ev.FetchMeasured(node=node, seconds=seconds, blocks=blocks))
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -292,9 +303,8 @@ class Controller:
         if before is role:
             return None
         draining = [entry.request for entry in self.ledger.at(node) if not role.serves(entry.phase)]
-        change = self.roles.begin(
-            node, before, role, self._clock(), draining, self.plane.keys_at(node)
-        )
+        keys = self.plane.keys_at(node)
+        change = self.roles.begin(node, before, role, self._clock(), draining, keys)
         self.apply(ev.RoleAsked(node=node, role=role))
         moved: list[str] = []
         while self._withdrawals:
@@ -307,6 +317,21 @@ class Controller:
         return change
 
     def _settle_roles(self) -> None:
-        nodes = self.roles.open_nodes()
-        if nodes:
-            self.roles.settle({n: set(self.plane.keys_at(n)) for n in nodes}, self._clock())
+        """Close the records of changes that have drained: ask the store what it still has."""
+        for change in self.roles.take_drained(self._clock()):
+            task = asyncio.create_task(self._count_lost(change))
+            self.counting.add(task)
+            task.add_done_callback(self.counting.discard)
+
+    async def _count_lost(self, change: RoleChange) -> None:
+        store = self.stores.get(change.node)
+        lost = len(change.keys_before)  # all of them, unless the store shows that it has them
+        if store is not None:
+            try:
+                answer = await store.call(
+                    "missing", timeout=WITHDRAW_S, keys=join_keys(sorted(change.keys_before))
+                )
+                lost = answer["missing"]
+            except PeerError as error:
+                log.warning("role change of %s: %s", change.node, error)
+        self.roles.settle(change, lost)

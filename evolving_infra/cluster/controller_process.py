@@ -35,7 +35,9 @@ def _journal(places: Places, config: ClusterConfig) -> Iterator[Journal | None]:
     if not config.journal:
         yield None
         return
-    with (places.logs / "journal.jsonl").open("w") as file:
+    # One file a start: a controller that died keeps its own, which shows what led there.
+    number = len(list(places.logs.glob("journal-*.jsonl")))
+    with (places.logs / f"journal-{number}.jsonl").open("x", buffering=1) as file:
         yield Journal(file, config.control)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import os
 import time
 
 import torch
@@ -16,6 +17,7 @@ from evolving_infra.cluster.process import crash, guarded, keep_connected, run
 from evolving_infra.cluster.store_link import StoreLink
 from evolving_infra.engine.engine import Engine
 
+NICE = 5
 MEASURED_S = 0.25
 ATTACH_S = 5.0
 """A store that is away for longer does not keep its engine from serving without L2."""
@@ -24,6 +26,8 @@ ATTACH_S = 5.0
 async def main(places: Places, secret: str, name: str, stop: asyncio.Event) -> None:
     # One compute thread per engine: nodes share this machine, and sums keep one order.
     torch.set_num_threads(1)
+    # Stores, controller and gateway run in moments that computing must not delay.
+    os.nice(NICE)
     config = places.read_config()
     engine = Engine(config.engine, block_hasher(config.engine), fault=env.fault())
     link = StoreLink(

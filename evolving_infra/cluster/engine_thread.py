@@ -62,6 +62,16 @@ class EngineThread:
             self._actions.append(action)
             self._wake.notify()
 
+    def post_back(
+        self, action: Callable[[Engine, float], Result], then: Callable[[Result], None]
+    ) -> None:
+        """``post``, and run ``then`` with the result in the loop, in order with iterations."""
+
+        def act(engine: Engine, now: float) -> None:
+            self._loop.call_soon_threadsafe(then, action(engine, now))
+
+        self.post(act)
+
     async def ask(self, action: Callable[[Engine, float], Result]) -> Result:
         """``post`` and wait for the result."""
         future: asyncio.Future[Result] = self._loop.create_future()
@@ -70,10 +80,7 @@ class EngineThread:
             if not future.done():
                 future.set_result(result)
 
-        def act(engine: Engine, now: float) -> None:
-            self._loop.call_soon_threadsafe(settle, action(engine, now))
-
-        self.post(act)
+        self.post_back(action, settle)
         return await future
 
     def _run(self) -> None:

@@ -10,19 +10,21 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from evolving_infra.cluster.admin import cluster_state
 from evolving_infra.cluster.places import Places
 from evolving_infra.cluster.remote import RemoteCluster
 from evolving_infra.config import ClusterConfig
-from evolving_infra.errors import PeerError
+from evolving_infra.errors import EvolvingInfraError, PeerError, wrong
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ class Launcher:
     """A running cluster. Use ``running_cluster``."""
 
     def __init__(self, config: ClusterConfig, places: Places) -> None:
-        self.config = config
+        self.config = replace(config, instance=secrets.token_hex(8))
         self.places = places
         self.secret = secrets.token_hex(32)
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -60,12 +62,12 @@ class Launcher:
     def url(self) -> str:
         return f"http://{self.config.host}:{self.config.port}"
 
-    def pids(self) -> dict[str, int]:
-        """Process id by name: ``controller``, ``gateway``, ``node0``, ``node0.store``, ..."""
-        return {name: child.process.pid for name, child in self._children.items()}
-
     async def start(self) -> None:
-        """Start everything. Returns at once; ``wait_ready`` waits."""
+        """Start everything. Returns at once; ``wait_ready`` waits.
+
+        Raises ``InputError`` if the gateway's port is taken.
+        """
+        self._check_port()
         self.places.config.touch(mode=0o600)
         self.places.config.write_text(self.config.to_json())
         for node in self.config.roles:
@@ -87,7 +89,7 @@ class Launcher:
                     state = await cluster.state()
                     if on_wait is not None:
                         on_wait(state)
-                    if state["ready"] and await self._gateway_listens():
+                    if state["ready"] and await self._gateway_answers():
                         return
                 if time.monotonic() > deadline:
                     raise PeerError(
@@ -123,15 +125,23 @@ class Launcher:
                 child.process.kill()
             await wait
 
-    async def _gateway_listens(self) -> bool:
+    def _check_port(self) -> None:
+        host, port = self.config.host, self.config.port
         try:
-            _, writer = await asyncio.open_connection(self.config.host, self.config.port)
-        except OSError:
+            socket.create_server((host, port)).close()
+        except OSError as error:
+            reason = (error.strerror or str(error)).partition(" (while")[0]
+            expected = "an address of this machine with a free port"
+            raise wrong("host and port", expected, f"{host}:{port} ({reason})") from None
+
+    async def _gateway_answers(self) -> bool:
+        """True if what listens on the port is this cluster's gateway."""
+        try:
+            state = await asyncio.to_thread(cluster_state, self.url)
+        except EvolvingInfraError:
             return False
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
-        return True
+        config: dict[str, Any] = state["config"]
+        return config.get("instance") == self.config.instance
 
     async def _spawn(self, name: str, module: str, node: str) -> None:
         command = (
@@ -149,7 +159,12 @@ class Launcher:
         self._watchers.add(watcher)
 
     async def _run(self, name: str, command: tuple[str, ...]) -> asyncio.subprocess.Process:
-        environment = {**os.environ, "EVOLVING_INFRA_SECRET": self.secret, "OMP_NUM_THREADS": "1"}
+        environment = {
+            **os.environ,
+            "EVOLVING_INFRA_SECRET": self.secret,
+            "EVOLVING_INFRA_PARENT": str(os.getpid()),
+            "OMP_NUM_THREADS": "1",
+        }
         with (self.places.logs / f"{name}.log").open("ab") as output:
             return await asyncio.create_subprocess_exec(
                 *command,

@@ -12,7 +12,10 @@ from evolving_infra.types import BlockKey, Phase, RequestTimings
 
 @dataclass(kw_only=True)
 class Entry:
-    """One live request. ``attempt`` numbers its placements; ``output`` survives all of them."""
+    """One live request. ``attempt`` numbers its placements; ``output`` survives all of them.
+
+    ``waiting_since``: when it began to wait for a start, ``placed_at``: when its node got it.
+    """
 
     submission: Submission
     client: Channel
@@ -23,21 +26,41 @@ class Entry:
     node: str | None = None
     phase: Phase = Phase.PREFILL
     started: bool = False
+    waiting_since: float = 0.0
+    placed_at: float = 0.0
     timings: RequestTimings = field(default_factory=RequestTimings)
 
     @property
     def request(self) -> str:
         return self.submission.request
 
-    def place(self, node: str, phase: Phase) -> int:
+    def place(self, node: str, phase: Phase, now: float) -> int:
         """Note a new placement and return its number."""
         self.attempt += 1
-        self.node, self.phase, self.started = node, phase, False
+        if self.started or self.attempt == 1:
+            self.waiting_since = now
+        self.node, self.phase, self.started, self.placed_at = node, phase, False, now
         return self.attempt
 
     def note(self, **timings: Any) -> None:
         """Set some of the timings."""
         self.timings = replace(self.timings, **timings)
+
+    def prefill_started(
+        self, *, queue: float, fetch: float, exposed: float, cached_tokens: int, fetched_blocks: int
+    ) -> None:
+        """Add what this placement says. Waits of all placements add up, those never started too.
+
+        What was cached is the first prefill's word: a later one also finds the output of before.
+        """
+        had = self.timings
+        self.note(
+            queue=had.queue + queue + self.placed_at - self.waiting_since,
+            fetch=had.fetch + fetch,
+            exposed=had.exposed + exposed,
+            fetched_blocks=had.fetched_blocks + fetched_blocks,
+            cached_tokens=had.cached_tokens if self.output else cached_tokens,
+        )
 
 
 class Ledger:

@@ -10,13 +10,14 @@ engine thread ── events ──> Node ── tokens, prefill_done ──> con
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from functools import singledispatchmethod
 
+from evolving_infra.cluster.counted import CountedBlocks
 from evolving_infra.cluster.engine_thread import EngineThread, Iteration
 from evolving_infra.cluster.hasher import block_hasher
-from evolving_infra.cluster.messages import join_keys, sampling_from_map, split_keys
+from evolving_infra.cluster.messages import join_keys, sampling_from_map
 from evolving_infra.cluster.prepare import Prepared, Preparer
 from evolving_infra.cluster.process import guarded
 from evolving_infra.cluster.store_link import StoreLink
@@ -65,6 +66,7 @@ class Node:
         """By name."""
         self._measured: dict[str, list[dict[str, float]]] = {"prefill": [], "decode": []}
         self._channel: Channel | None = None
+        self._counted = CountedBlocks(self._set_counted)
         self.writer = Writer(config.engine.layout, engine, link)
 
     # -- from the controller -----------------------------------------------------------------
@@ -74,8 +76,9 @@ class Node:
         self._channel = channel
         for placement in list(self._placements.values()):
             self._cancel(placement)
-        keys = await self._engine.ask(lambda engine, now: engine.cached_keys())
-        channel.tell("l1", stored=join_keys(keys), removed=b"")
+        self._engine.post_back(
+            lambda engine, now: engine.cached_keys(), lambda keys: self._l1(keys, ())
+        )
 
     async def handle(self, channel: Channel, op: str, fields: Fields) -> Fields | None:
         """What the controller says."""
@@ -88,17 +91,16 @@ class Node:
                 if placement.request == fields["request"]:
                     self._cancel(placement)
         elif op == "counted":
-            self._count(split_keys(fields["counted"]), split_keys(fields["uncounted"]))
+            self._counted.told(fields)
         elif op == "stats":
             counters = await self._engine.ask(lambda engine, now: asdict(engine.counters))
             return {**counters, "write_dropped": self.writer.dropped}
         return None
 
-    def _count(self, counted: tuple[BlockKey, ...], uncounted: tuple[BlockKey, ...]) -> None:
+    def _set_counted(self, keys: Iterable[BlockKey], counted: bool) -> None:
         """The device cache follows the same policy as the host pool."""
         if self._config.store.eviction == "counted":
-            self._engine.post(lambda engine, now: engine.set_counted(counted, True))
-            self._engine.post(lambda engine, now: engine.set_counted(uncounted, False))
+            self._engine.post(lambda engine, now: engine.set_counted(keys, counted))
 
     def _accept(self, op: str, fields: Fields) -> None:
         placement = Placement(

@@ -19,9 +19,17 @@ class Places:
 
     @staticmethod
     def create(run_dir: Path) -> "Places":
-        """Make the directory (mode 0700). Raises ``InputError`` if its path is too long."""
-        run_dir.mkdir(parents=True, exist_ok=True)
-        os.chmod(run_dir, 0o700)
+        """Make the directory, mode 0700; one that is there must be the caller's own.
+
+        Raises ``InputError`` if others may write to it, or if its path is too long.
+        """
+        try:
+            run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise wrong("run_dir", "a folder", f"{run_dir} ({error.strerror})") from None
+        found = run_dir.stat()
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise wrong("run_dir", "a folder of yours that only you may write to", str(run_dir))
         places = Places(run_dir)
         if len(str(run_dir / "node63.store.sock")) > SOCKET_PATH_LIMIT:
             raise wrong(

@@ -17,7 +17,9 @@ from evolving_infra.engine.request import EngineRequest
 from evolving_infra.errors import EvolvingInfraError
 from evolving_infra.kv.block_keys import BlockHasher
 from evolving_infra.kv.handoff import open_handoff
+from evolving_infra.kv.store_client import StoreClient
 from evolving_infra.ops.host_blocks import HostBlocks
+from evolving_infra.types import BlockKey
 
 log = logging.getLogger(__name__)
 
@@ -52,25 +54,35 @@ class Preparer:
         store = self._link.store
         if store is None:
             return Prepared()
-        try:
-            started = time.monotonic()
-            results = await asyncio.gather(
-                *(
-                    store.fetch(f"{request.request}/{i}", peer, split_keys(keys), self._deadline_s)
-                    for i, (peer, keys) in enumerate(fetches)
-                )
+        started = time.monotonic()
+        fetched = await asyncio.gather(
+            *(
+                self._fetch(store, f"{request.request}/{i}", peer, split_keys(keys))
+                for i, (peer, keys) in enumerate(fetches)
             )
-            fetch_s = time.monotonic() - started if fetches else 0.0
+        )
+        fetch_s = time.monotonic() - started if fetches else 0.0
+        try:
             blocks, lease = await store.host_blocks(request.keys)
         except EvolvingInfraError as error:
-            log.info("%s: fetch failed, recomputing: %s", request.request, error)
-            return Prepared()
+            log.info("%s: the own pool is away, recomputing: %s", request.request, error)
+            return Prepared(fetch_s=fetch_s, fetched_blocks=sum(fetched))
         return Prepared(
             blocks=blocks,
             release=partial(store.release, lease),
             fetch_s=fetch_s,
-            fetched_blocks=sum(result.fetched_blocks for result in results),
+            fetched_blocks=sum(fetched),
         )
+
+    async def _fetch(
+        self, store: StoreClient, ticket: str, peer: str, keys: tuple[BlockKey, ...]
+    ) -> int:
+        """Blocks that came. What did not is recomputed."""
+        try:
+            return (await store.fetch(ticket, peer, keys, self._deadline_s)).fetched_blocks
+        except EvolvingInfraError as error:
+            log.info("fetch %s: %s", ticket, error)
+            return 0
 
     async def decode(self, request: EngineRequest, source: str | None) -> Prepared:
         """Lease the prompt's blocks, partial last one included, at the store ``source``."""

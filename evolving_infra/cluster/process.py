@@ -75,10 +75,12 @@ def _crash_on_error(task: "asyncio.Task[None]") -> None:
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its launcher dies: nothing is left behind."""
-    parent = os.getppid()
+    """Ask the kernel to kill this process when its launcher dies: nothing is left behind.
+
+    A launcher that died before is noticed by its process id.
+    """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if env.parent() not in (None, os.getppid()):
         sys.exit(1)
 
 

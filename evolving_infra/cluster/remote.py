@@ -8,7 +8,7 @@ from typing import Any
 
 from evolving_infra.cluster.client import Finish, Submission, TokenDelta
 from evolving_infra.cluster.messages import timings_from_map
-from evolving_infra.errors import PeerError
+from evolving_infra.errors import InputError, PeerError, StateError
 from evolving_infra.kv.channel import Channel, Fields, connect, error_from
 from evolving_infra.types import Role
 
@@ -27,27 +27,37 @@ class RemoteCluster:
         self._reading: asyncio.Task[None] | None = None
         self._streams: dict[str, tuple[Channel, asyncio.Queue[Item]]] = {}
         self._opening = asyncio.Lock()
+        self._aborting: set[asyncio.Task[None]] = set()
 
     async def submit(self, submission: Submission) -> AsyncGenerator[TokenDelta | Finish, None]:
         """See ``client.Cluster.submit``."""
         channel = await self._open()
         items: asyncio.Queue[Item] = asyncio.Queue()
         self._streams[submission.request] = (channel, items)
-        finished = True  # nothing to abort before the controller has taken it
+        ended = False
         try:
-            await channel.call("submit", timeout=CALL_S, **_submission_to_map(submission))
-            finished = False
-            while not finished:
+            try:
+                await channel.call("submit", timeout=CALL_S, **_submission_to_map(submission))
+            except (InputError, StateError):
+                ended = True  # refused: nothing runs
+                raise
+            while not ended:
                 item = await items.get()
+                ended = not isinstance(item, TokenDelta)
                 if isinstance(item, Exception):
-                    finished = True
                     raise item
-                finished = isinstance(item, Finish)
                 yield item
         finally:
             del self._streams[submission.request]
-            if not finished:
-                channel.tell("abort", request=submission.request)
+            if not ended:
+                self._abort(channel, submission.request)
+
+    def _abort(self, channel: Channel, request: str) -> None:
+        """A call, because calls keep their order: it must not overtake the submit."""
+        if not channel.closed:
+            task = asyncio.create_task(_call_once(channel, "abort", request=request))
+            self._aborting.add(task)
+            task.add_done_callback(self._aborting.discard)
 
     async def end_branch(self, branch: str) -> None:
         """See ``client.Cluster.end_branch``."""
@@ -106,6 +116,11 @@ class RemoteCluster:
         elif op == "failed":
             items.put_nowait(error_from(*fields["error"]))
         return None
+
+
+async def _call_once(channel: Channel, op: str, **fields: Any) -> None:
+    with contextlib.suppress(PeerError):
+        await channel.call(op, timeout=CALL_S, **fields)
 
 
 def _submission_to_map(submission: Submission) -> dict[str, Any]:

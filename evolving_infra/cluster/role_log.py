@@ -9,7 +9,10 @@ from evolving_infra.types import BlockKey, Role
 
 @dataclass(kw_only=True)
 class RoleChange:
-    """One change. ``drain_s`` is None until the last request of the old phase has left the node."""
+    """One change. ``drain_s`` is None until the last request of the old phase has left the node.
+
+    ``blocks_lost``: of the blocks readable there before, how many its store does not have then.
+    """
 
     node: str
     before: Role
@@ -20,13 +23,14 @@ class RoleChange:
     blocks_lost: int = 0
     failed_requests: int = 0
     moved_requests: int = 0
+    drained_at: float | None = None
     draining: set[str] = field(default_factory=set)
     keys_before: frozenset[BlockKey] = frozenset()
 
     def to_map(self) -> dict[str, Any]:
         """The public keys, in the words of the report."""
         fields = asdict(self)
-        for private in ("draining", "keys_before", "asked_at"):
+        for private in ("draining", "keys_before", "asked_at", "drained_at"):
             del fields[private]
         fields["from"], fields["to"] = fields.pop("before").value, fields.pop("after").value
         return fields
@@ -73,17 +77,19 @@ class RoleLog:
                 change.draining.discard(request)
                 change.failed_requests += failed
 
-    def settle(self, node_keys: dict[str, set[BlockKey]], now: float) -> None:
-        """Close every record that has drained. ``node_keys``: what is readable on each node now."""
-        for change in self._changes:
-            if change.drain_s is None and not change.draining:
-                change.drain_s = now - change.asked_at
-                change.blocks_lost = len(change.keys_before - node_keys.get(change.node, set()))
-                change.keys_before = frozenset()
+    def take_drained(self, now: float) -> list[RoleChange]:
+        """Changes that have drained since the last call, to be settled with what they lost."""
+        drained = [c for c in self._changes if c.drained_at is None and not c.draining]
+        for change in drained:
+            change.drained_at = now
+        return drained
 
-    def open_nodes(self) -> list[str]:
-        """Nodes with a change that could be settled now."""
-        return [c.node for c in self._changes if c.drain_s is None and not c.draining]
+    def settle(self, change: RoleChange, blocks_lost: int) -> None:
+        """Close the record."""
+        assert change.drained_at is not None, "only what has drained is settled"
+        change.drain_s = change.drained_at - change.asked_at
+        change.blocks_lost = blocks_lost
+        change.keys_before = frozenset()
 
     def to_list(self) -> list[dict[str, Any]]:
         return [change.to_map() for change in self._changes]

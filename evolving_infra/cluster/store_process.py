@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 
+from evolving_infra.cluster.counted import CountedBlocks
 from evolving_infra.cluster.messages import join_keys, split_keys
 from evolving_infra.cluster.places import Places
 from evolving_infra.cluster.process import guarded, keep_connected, run
@@ -38,6 +39,8 @@ class StoreProcess:
             on_change=self._changed,
         )
 
+        self._counted = CountedBlocks(self.server.store.set_counted)
+
     async def opened(self, channel: Channel) -> None:
         """A controller is there: tell it everything the pool holds."""
         self._channel = channel
@@ -46,8 +49,10 @@ class StoreProcess:
     async def handle(self, channel: Channel, op: str, fields: Fields) -> Fields | None:
         """What the controller says."""
         if op == "counted":
-            self.server.store.set_counted(split_keys(fields["counted"]), True)
-            self.server.store.set_counted(split_keys(fields["uncounted"]), False)
+            self._counted.told(fields)
+        elif op == "missing":
+            present = self.server.store.lookup(split_keys(fields["keys"]))
+            return {"missing": present.count(False)}
         elif op == "prefetch":
             task = guarded(self._prefetch(channel, fields["source"], split_keys(fields["keys"])))
             self._prefetches.add(task)

@@ -121,8 +121,9 @@ class Engine:
     ) -> bool:
         """The fetch of a queued request is over. False if the request is no longer queued.
 
-        ``restorable``: host blocks of its first complete blocks, in order, then one of
-        ``tail_tokens`` tokens if that is positive. They must stay valid until ``Admitted``.
+        ``restorable``: host blocks of its first complete blocks, in order, some of them maybe
+        missing, then one of ``tail_tokens`` tokens if that is positive. They must stay valid
+        until ``Admitted``.
         """
         sequence = self._schedule.queued(request_id)
         if sequence is None:

@@ -22,9 +22,10 @@ def restore(sequence: Sequence, pools: Pools, config: EngineConfig, fault: str |
     The prefix cache comes first: blocks it had are not read again. Advances ``computed``.
     """
     blocks, size = sequence.restorable, sequence.page_size
-    first, complete = sequence.computed // size, sequence.host_blocks
-    if blocks is None or first > complete:
+    if blocks is None:
         return Restored(0, 0)
+    first = sequence.computed // size
+    complete = sequence.host_end(first)
     wanted = [size] * (complete - first)
     if sequence.tail_tokens and complete == len(blocks) - 1:
         wanted.append(sequence.tail_tokens)

@@ -64,7 +64,7 @@ class Schedule:
         if len(self.running) >= self._config.max_running:
             return TOO_MANY
         cached = self._pool.match(sequence.keys[: sequence.reusable_blocks])
-        reused = max(len(cached), sequence.host_blocks)
+        reused = sequence.host_end(len(cached))
         if reused < sequence.reusable_blocks and sequence.keys[reused] in self._computing:
             return SHARED
         # One page each for those that run, or the newcomer would be preempted at once.

@@ -45,13 +45,12 @@ class Sequence:
         """Complete blocks that may be reused: the last token is always computed."""
         return min((len(self.tokens) - 1) // self.page_size, len(self.keys))
 
-    @property
-    def host_blocks(self) -> int:
-        """Complete blocks among the restorable ones that may be reused."""
+    def host_end(self, first: int) -> int:
+        """End of the run of reusable complete blocks that host memory has from ``first`` on."""
         if self.restorable is None:
-            return 0
+            return first
         complete = len(self.restorable) - (self.tail_tokens > 0)
-        return min(complete, self.reusable_blocks)
+        return max(first, min(self.restorable.run_end(first), complete, self.reusable_blocks))
 
     @property
     def pages_needed(self) -> int:
