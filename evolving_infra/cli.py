@@ -1,17 +1,19 @@
 """The command line: verbs only. Everything heavy is imported by the verb that needs it."""
 
 import argparse
+import ipaddress
 import socket
 import sys
 from pathlib import Path
 
 from evolving_infra import __version__, env
 from evolving_infra.config import ClusterConfig, parse_split
-from evolving_infra.errors import EvolvingInfraError, wrong
+from evolving_infra.errors import EvolvingInfraError, InputError, wrong
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 DEMO_TRACES = [EXAMPLES / "trace_0279.jsonl", EXAMPLES / "trace_0291.jsonl"] * 2
 """Four agents: two sessions with sub-agents, one of them with a compaction, each twice."""
+COUNT_FLAGS = ("nodes", "page_size", "tp", "max_context", "l1_blocks", "l2_blocks")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -50,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     _cluster_flags(demo, port=0)
     _replay_flags(demo)
     demo.set_defaults(
-        verb=_replay,
+        verb=_demo,
         traces=DEMO_TRACES,
         time_scale="1/100",
         max_wait=2.0,
@@ -95,13 +97,19 @@ def _cluster_flags(parser: argparse.ArgumentParser, port: int) -> None:
     )
     group.add_argument("--no-prefetch", action="store_true", help="fetch only when a request comes")
     group.add_argument("--journal", action="store_true", help="keep the controller's journal")
-    group.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    group.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on; there is no authentication"
+    )
     group.add_argument("--port", type=int, default=port, help="port of the gateway; 0 picks one")
 
 
 def _replay_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("replay")
-    group.add_argument("--url", help="replay against this running gateway instead of a new cluster")
+    group.add_argument(
+        "--url",
+        help="replay against this running gateway instead of a new cluster; each such replay "
+        "makes up new tokens, so that none reuses what an earlier one left",
+    )
     group.add_argument("--token-scale", default="1/32", help="tokens per recorded token")
     group.add_argument("--time-scale", default="1/20", help="seconds per recorded second")
     group.add_argument(
@@ -121,18 +129,27 @@ def _replay_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _cluster_config(options: argparse.Namespace, fit_tokens: int = 0) -> ClusterConfig:
-    """The cluster the flags describe; unless a flag says less, a context holds ``fit_tokens``."""
+    """The cluster the flags describe; unless a flag says less, a context holds ``fit_tokens``.
+
+    Warns on stderr if others than this machine can reach it.
+    """
     from evolving_infra.config import MODELS, ControlConfig, EngineConfig, StoreConfig
 
-    context = options.max_context or max(8192, fit_tokens)
+    for name in COUNT_FLAGS:
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise wrong(f"--{name.replace('_', '-')}", "a positive number", value)
+    context = options.max_context if options.max_context is not None else max(8192, fit_tokens)
     context = -(-context // options.page_size) * options.page_size
     model = MODELS.get(options.model)
     share = model.top_k / model.experts if model is not None and model.experts else 0.0
-    pages = options.l1_blocks or max(4096, 4 * context // options.page_size)
-    return ClusterConfig(
+    pages = options.l1_blocks
+    if pages is None:
+        pages = max(4096, 4 * context // options.page_size)
+    config = ClusterConfig(
         split=_split(options.nodes, options.split),
         host=options.host,
-        port=options.port or free_port(options.host),
+        port=free_port(options.host, options.port),
         journal=options.journal,
         engine=EngineConfig(
             model=options.model,
@@ -145,12 +162,17 @@ def _cluster_config(options: argparse.Namespace, fit_tokens: int = 0) -> Cluster
         store=StoreConfig(blocks=options.l2_blocks, eviction=options.eviction),
         control=ControlConfig(prefetch=not options.no_prefetch, expert_share=share),
     )
+    if not _is_loopback(options.host):
+        print(
+            f"warning: {options.host} can be reached from other machines and there is no "
+            "authentication: whoever reaches the gateway can use it",
+            file=sys.stderr,
+        )
+    return config
 
 
 def _split(nodes: int | None, split: str | None) -> str:
     """``--split``, or one third of ``--nodes`` for prefill (3 nodes: 1P2D; one node does both)."""
-    if nodes is not None and nodes < 1:
-        raise wrong("nodes", "a positive number", nodes)
     if split is None:
         count = 3 if nodes is None else nodes
         prefill = max(1, count // 3)
@@ -160,11 +182,29 @@ def _split(nodes: int | None, split: str | None) -> str:
     return split
 
 
-def free_port(host: str) -> int:
-    """A port that was free a moment ago."""
-    with socket.create_server((host, 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+def free_port(host: str, port: int = 0) -> int:
+    """``port``, or for 0 any port, that could be listened on a moment ago.
+
+    Raises:
+        InputError: no such port, ``host`` is no address of this machine, or the port is taken.
+    """
+    if not 0 <= port < 65536:
+        raise wrong("--port", "0 to 65535", port)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.create_server((host, port), family=family) as listener:
+            free: int = listener.getsockname()[1]
+            return free
+    except (OSError, UnicodeError) as error:
+        text = f"--host, --port: expected an address to listen on, got {host} port {port}: {error}"
+        raise InputError(text) from None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -177,6 +217,12 @@ def _replay(options: argparse.Namespace) -> int:
     from evolving_infra.replay.command import replay
 
     return replay(options, lambda fit_tokens: _cluster_config(options, fit_tokens))
+
+
+def _demo(options: argparse.Namespace) -> int:
+    if not EXAMPLES.is_dir():
+        raise InputError(f"demo: expected the example traces of a checkout, got no {EXAMPLES}")
+    return _replay(options)
 
 
 def _role(options: argparse.Namespace) -> int:

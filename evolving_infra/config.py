@@ -189,7 +189,7 @@ def parse_split(split: str) -> tuple[Role, ...]:
     """Roles in node order of a split such as ``4P5D`` or ``1B``."""
     expected = "a split such as 1P2D, 3B or 1P1D1B"
     letters = {"P": Role.PREFILL, "D": Role.DECODE, "B": Role.BOTH}
-    if not re.fullmatch(r"(\d+[PDB])+", split):
+    if not re.fullmatch(r"(\d{1,2}[PDB]){1,8}", split):
         raise wrong("split", expected, split)
     roles: list[Role] = []
     for count, letter in re.findall(r"(\d+)([PDB])", split):

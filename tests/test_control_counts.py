@@ -108,6 +108,17 @@ def test_first_request_of_a_subagent_counts_only_its_own_blocks(pd: Driver) -> N
     assert pd.counts("p", "abcxy") == [1, 1, 1, 0, 0]
 
 
+def test_a_subagent_counts_what_it_shares_with_its_parent_as_any_reuse(pd: Driver) -> None:
+    """The same system prompt, say: these blocks are its own context too."""
+    pd.run("main", "abc")
+    pd.arrive("sub", "abx", kind=BranchKind.SUBAGENT, parent="main")
+    assert pd.counts("p", "abcx") == [2, 2, 1, 1]
+    pd.do(ev.BranchEnded(branch="main"))
+    assert pd.counts("p", "abcx") == [1, 1, 0, 1]
+    pd.do(ev.BranchEnded(branch="sub"))
+    assert pd.counts("p", "abcx") == [0, 0, 0, 0]
+
+
 def test_continuation_counts_only_newly_appended_blocks(pd: Driver) -> None:
     pd.run("main", "ab", output="c")
     assert pd.counts("p", "abcd") == [1, 1, 1, 0]

@@ -218,7 +218,6 @@ def test_queries_change_nothing(plane: ControlPlane) -> None:
     plane.next_timer()
     plane.check()
     plane.request("queued")
-    plane.iteration_weights()
     assert plane.counted_at("nobody") == ()
     assert plane.keys_at("nobody") == frozenset()
     assert plane.homes("nobody") == {}

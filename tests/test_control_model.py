@@ -119,10 +119,12 @@ class CountedBranches(RuleBasedStateMachine):
         self.arrive(f"b{self.serial}", path, 0, BranchKind.FORK, parent)
 
     @precondition(lambda self: self.up and self.branches)
-    @rule(index=INDEX, path=st.lists(st.integers(3, 5), max_size=3))
-    def start_subagent(self, index, path) -> None:
+    @rule(index=INDEX, shared=st.integers(0, 2), path=st.lists(st.integers(3, 5), max_size=3))
+    def start_subagent(self, index, shared, path) -> None:
+        """``shared`` blocks begin as the parent's: the same system prompt."""
         parent = self.pick(self.branches, index)
-        self.arrive(f"b{self.serial}", tuple(path), 0, BranchKind.SUBAGENT, parent)
+        path = (*self.branches[parent]["chain"][:shared], *path)
+        self.arrive(f"b{self.serial}", path, 0, BranchKind.SUBAGENT, parent)
 
     @precondition(lambda self: self.up and self.branches)
     @rule(index=INDEX, grow=st.lists(st.integers(0, 2), max_size=3))

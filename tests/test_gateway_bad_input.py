@@ -11,8 +11,10 @@ from evolving_infra.errors import InputError
 from evolving_infra.gateway.fields import parse_json
 from evolving_infra.gateway.requests import parse_chat, parse_completion
 from evolving_infra.gateway.settings import GatewaySettings
+from evolving_infra.types import Role
 from tests.test_gateway_fake import SETTINGS, EchoCluster, run, serving
 
+JSON = {"Content-Type": "application/json"}
 CONTEXT = SETTINGS.max_context_tokens
 
 BOTH = [
@@ -36,7 +38,10 @@ BOTH = [
     ({"stop": ["a"] * 5}, "stop: expected a string or up to 4 strings"),
     ({"stop": ["a", 1]}, "stop: expected a string or up to 4 strings"),
     ({"stop": "a" * 1001}, "stop: expected a string or up to 4 strings"),
-    ({"stop_token_ids": [400]}, "stop_token_ids: expected a list of at most 64 token ids from 0"),
+    (
+        {"stop_token_ids": [260]},
+        "stop_token_ids: expected a list of at most 64 token ids from 0 to 259, got [260]",
+    ),
     ({"stop_token_ids": 4}, "stop_token_ids: expected a list of at most 64 token ids from 0"),
     ({"n": 2}, "n: expected nothing or 1 (not supported by the embedded model), got 2"),
     ({"n": True}, "n: expected nothing or 1 (not supported by the embedded model), got True"),
@@ -66,14 +71,14 @@ COMPLETION = [
     ({"prompt": ""}, "prompt: expected at least one token, got ''"),
     ({"prompt": ["a", ""]}, "prompt[1]: expected at least one token, got ''"),
     ({"prompt": [[]]}, "prompt[0]: expected at least one token, got []"),
-    ({"prompt": [1, -1]}, "prompt[1]: expected a token id from 0 to 319, got -1"),
-    ({"prompt": [320]}, "prompt[0]: expected a token id from 0 to 319, got 320"),
-    ({"prompt": [1, "a"]}, "prompt[1]: expected a token id from 0 to 319, got 'a'"),
-    ({"prompt": [1, True]}, "prompt[1]: expected a token id from 0 to 319, got True"),
+    ({"prompt": [1, -1]}, "prompt[1]: expected a token id from 0 to 259, got -1"),
+    ({"prompt": [260]}, "prompt[0]: expected a token id from 0 to 259, got 260"),
+    ({"prompt": [1, "a"]}, "prompt[1]: expected a token id from 0 to 259, got 'a'"),
+    ({"prompt": [1, True]}, "prompt[1]: expected a token id from 0 to 259, got True"),
     ({"prompt": [1.5]}, "prompt[0]: expected a token id, a string or a list of token ids, got 1.5"),
     ({"prompt": ["a", [1]]}, "prompt[1]: expected a string, as before it, got [1]"),
     ({"prompt": [[1], "a"]}, "prompt[1]: expected a list of token ids, as before it, got 'a'"),
-    ({"prompt": [[1], [2, 999]]}, "prompt[1][1]: expected a token id from 0 to 319, got 999"),
+    ({"prompt": [[1], [2, 999]]}, "prompt[1][1]: expected a token id from 0 to 259, got 999"),
     ({"prompt": ["a"] * 129}, "prompt: expected at most 128 prompts, got '129 prompts'"),
     ({"prompt": "a\ud800"}, "prompt: expected valid Unicode text, got '\\ud800'"),
     (
@@ -277,11 +282,11 @@ def test_http_errors_are_json_and_the_gateway_serves_on() -> None:
         settings = replace(SETTINGS, max_body_bytes=1000)
         async with serving(EchoCluster(), settings) as client:
             for route in ("/v1/completions", "/v1/chat/completions"):
-                async with client.post(route, data=b"{") as response:
+                async with client.post(route, data=b"{", headers=JSON) as response:
                     assert (await refused(response, 400))["param"] == "body"
-                async with client.post(route, data=b'"\xff"') as response:
+                async with client.post(route, data=b'"\xff"', headers=JSON) as response:
                     assert "UTF-8" in (await refused(response, 400))["message"]
-                async with client.post(route, data=b" " * 1001) as response:
+                async with client.post(route, data=b" " * 1001, headers=JSON) as response:
                     assert "1000" in (await refused(response, 413))["message"]
                 async with client.get(route) as response:
                     await refused(response, 405)
@@ -290,6 +295,44 @@ def test_http_errors_are_json_and_the_gateway_serves_on() -> None:
                 assert "GET /v1/nothing: Not Found" in (await refused(response, 404))["message"]
             async with client.post("/v1/completions", json={"prompt": "ab"}) as response:
                 assert response.status == 200
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Content-Type": "application/json"}, 200),
+        ({"Content-Type": "Application/JSON; charset=utf-8"}, 200),
+        ({}, 200),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+        ({"Origin": "http://a.page"}, 415),
+        ({"Origin": "http://a.page", "Content-Type": "application/json"}, 200),
+    ],
+)
+def test_only_json_is_read(headers: dict[str, str], status: int) -> None:
+    async def main() -> None:
+        cluster = EchoCluster()
+        async with serving(cluster) as client:
+            for route, body in (
+                ("/v1/completions", {"prompt": "a"}),
+                ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+                ("/v1/cluster/nodes/node0/role", {"role": "decode"}),
+            ):
+                async with client.post(
+                    route,
+                    data=json.dumps(body).encode(),
+                    headers=headers,
+                    skip_auto_headers=["Content-Type"],
+                ) as response:
+                    if status == 200:
+                        assert response.status == 200
+                        continue
+                    error = await refused(response, status)
+                assert error["message"].startswith("Content-Type: expected application/json, got ")
+        assert bool(cluster.submissions) == (status == 200)
+        assert (cluster.roles["node0"] is Role.DECODE) == (status == 200)
 
     run(main())
 
@@ -308,7 +351,7 @@ def test_a_context_that_is_too_long_has_its_code() -> None:
 def test_a_model_that_is_no_string_is_refused() -> None:
     async def main() -> None:
         async with serving(EchoCluster()) as client:
-            async with client.post("/v1/completions", data=json.dumps({"model": 5})) as response:
+            async with client.post("/v1/completions", json={"model": 5}) as response:
                 error = await refused(response, 400)
             assert error["message"] == "model: expected a string, got 5"
 

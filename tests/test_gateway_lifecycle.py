@@ -1,4 +1,4 @@
-"""Requests in time: disconnects abort, slow readers slow down, stopping is graceful."""
+"""Requests in time: disconnects abort, a slow reader bounds what waits, stopping is graceful."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -5,10 +5,11 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgpack
 import pytest
 
 from evolving_infra.errors import InputError, PeerError, StateError
-from evolving_infra.kv.channel import Channel, Fields, connect, serve, split_address
+from evolving_infra.kv.channel import Channel, Fields, connect, proof, serve, split_address
 
 
 async def answering(channel: Channel, op: str, fields: Fields) -> Fields | None:
@@ -43,6 +44,15 @@ async def server(folder: Path, heard: list[Fields] | None = None) -> AsyncIterat
         listening.close()
         for channel in channels:
             await channel.close()
+
+
+async def raw_connection(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_unix_connection(address.removeprefix("unix:"))
+
+
+def frame(message: object) -> bytes:
+    body = msgpack.packb(message)
+    return len(body).to_bytes(4, "big") + body
 
 
 @contextlib.asynccontextmanager
@@ -119,6 +129,84 @@ def test_another_secret_is_refused_on_both_ends(tmp_path: Path) -> None:
             with pytest.raises(PeerError, match="secret"):
                 await connect(address, "guess")
         assert heard == []
+
+    asyncio.run(main())
+
+
+NONCE = frame({"nonce": bytes(32)})
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        (1 << 20).to_bytes(4, "big"),
+        NONCE + (1025).to_bytes(4, "big"),
+        frame({"nonce": 7}),
+        frame({"nonce": b"short"}),
+        frame([]),
+        *(NONCE + frame({"proof": p, "hello": {}}) for p in (None, 7, "é", [1], bytes(32))),
+        *(NONCE + frame({"proof": bytes(32), "hello": h}) for h in (None, 7, "x", [])),
+    ],
+)
+def test_a_stranger_is_refused_at_once(tmp_path: Path, sent: bytes) -> None:
+    """Frames too long for a handshake are not waited for; nonsense breaks nothing."""
+
+    async def main() -> None:
+        heard: list[Fields] = []
+        broken: list[object] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: broken.append(context))
+        async with server(tmp_path, heard) as address:
+            reader, writer = await raw_connection(address)
+            writer.write(sent)
+            await asyncio.wait_for(reader.read(), 5)  # to the end: the server closed
+            writer.close()
+            await writer.wait_closed()
+        assert heard == []
+        assert broken == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("hello", [None, 7, []])
+def test_a_server_that_knows_the_secret_but_says_nonsense_is_refused(
+    tmp_path: Path, hello: object
+) -> None:
+    async def main() -> None:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            size = int.from_bytes(await reader.readexactly(4), "big")
+            nonce = msgpack.unpackb(await reader.readexactly(size))["nonce"]
+            shown = proof("secret", b"server", nonce)
+            writer.write(NONCE + frame({"proof": shown, "hello": hello}))
+            await reader.read()
+            writer.close()
+
+        path = tmp_path / "odd.sock"
+        listening = await asyncio.start_unix_server(answer, path)
+        with pytest.raises(PeerError, match="sent no proof and hello"):
+            await connect(f"unix:{path}", "secret")
+        listening.close()
+
+    asyncio.run(main())
+
+
+def test_a_call_begins_before_the_note_that_follows_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        begun: list[str] = []
+
+        async def note(channel: Channel, op: str, fields: Fields) -> None:
+            begun.append(op)
+
+        address = f"unix:{tmp_path / 'order.sock'}"
+        listening = await serve(address, "secret", lambda channel: channel.run(note))
+        async with client(address) as channel:
+            call = asyncio.create_task(channel.call("call"))
+            await asyncio.sleep(0)
+            channel.tell("note")
+            await call
+            await channel.call("last")
+        listening.close()
+        assert begun == ["call", "note", "last"]
 
     asyncio.run(main())
 

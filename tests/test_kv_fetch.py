@@ -63,7 +63,7 @@ def test_fetched_blocks_are_the_peers(tmp_path: Path, layout: KvLayout) -> None:
         assert result.fetched_bytes == 5 * layout.shards * slot_bytes
         assert result.seconds > 0
         assert holds(await local_blocks(own, KEYS[1:6]), pools, range(1, 6), layout)
-        await peer.lookup([])
+        await peer.reserve([])
         assert peer_store.store.stats().leased == 0, "the lease was given back"
 
     with_two_nodes(tmp_path, body, layout)
@@ -101,6 +101,9 @@ def test_a_full_pool_takes_what_fits(tmp_path: Path) -> None:
         result = await own.fetch("r", address_in(tmp_path, "peer"), KEYS[:4], 10)
         assert result.arrived == KEYS[:2]
         assert "no room" in result.reason
+
+        stats = own_store.store.stats()
+        assert (stats.written, stats.write_dropped) == (1, 0), "fetches are not writes"
 
     with_two_nodes(tmp_path, body, blocks=3)
 
@@ -198,6 +201,27 @@ def test_a_client_that_goes_away_ends_its_fetches(tmp_path: Path) -> None:
             assert waiting.exception() is not None
             while own_store.store.stats().reserved:
                 await asyncio.sleep(0)
+
+    with_two_nodes(tmp_path, body)
+
+
+@pytest.mark.parametrize("when", ["before the store has it", "while it waits for the peer"])
+def test_who_stops_waiting_for_a_fetch_ends_it(tmp_path: Path, when: str) -> None:
+    async def body(own_store, own, peer_store, peer, pools) -> None:
+        silent = address_in(tmp_path, "silent")
+        with silent_listener(silent):
+            waiting = asyncio.create_task(own.fetch("slow", silent, KEYS[:2], 30))
+            await asyncio.sleep(0)
+            while when != "before the store has it" and not own_store.store.stats().reserved:
+                await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.wait({waiting})
+            assert waiting.cancelled()
+            await own.reserve([])
+            while own_store.store.stats().reserved:
+                await asyncio.sleep(0)
+            again = await own.fetch("slow", address_in(tmp_path, "gone"), KEYS[:2], 30)
+            assert "can't connect" in again.reason, "the ticket is free again"
 
     with_two_nodes(tmp_path, body)
 

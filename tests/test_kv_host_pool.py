@@ -1,5 +1,6 @@
 """The mapped pool and how its fd is passed: who may write, who may not."""
 
+import dataclasses
 import fcntl
 import mmap
 import os
@@ -14,14 +15,15 @@ from evolving_infra.errors import InputError, PeerError
 from evolving_infra.kv.channel import proof
 from evolving_infra.kv.host_pool import HostPool
 from evolving_infra.kv.pool_door import PoolDoor, door_path, open_pool
+from evolving_infra.ops.wire_block import WireLayout
 from tests.test_kv_samples import SECRET, address_in, silent_listener
 
-DIGEST = bytes(range(16))
+WIRE = WireLayout(digest=bytes(range(16)), shards=1, num_layers=1, page_size=1, page_bytes=4)
 
 
 @pytest.fixture
 def pool() -> Iterator[HostPool]:
-    made = HostPool.create(5, 192)
+    made = HostPool.create(5, WIRE.slot_bytes)
     yield made
     made.close()
 
@@ -29,7 +31,7 @@ def pool() -> Iterator[HostPool]:
 @pytest.fixture
 def address(tmp_path: Path, pool: HostPool) -> Iterator[str]:
     place = address_in(tmp_path, "s")
-    door = PoolDoor(door_path(place), SECRET, pool, DIGEST)
+    door = PoolDoor(door_path(place), SECRET, pool, WIRE.digest)
     yield place
     door.close()
     assert not os.path.exists(door_path(place))
@@ -49,8 +51,8 @@ def test_the_size_is_sealed_and_the_fd_not_inherited(pool: HostPool) -> None:
 
 
 def test_both_see_the_same_memory(pool: HostPool, address: str) -> None:
-    engine = open_pool(address, SECRET, layout_digest=DIGEST, writable=True)
-    reader = open_pool(address, SECRET, layout_digest=DIGEST)
+    engine = open_pool(address, SECRET, wire=WIRE, writable=True)
+    reader = open_pool(address, SECRET, wire=WIRE)
     engine.memory[3, :8] = 7
     assert (pool.memory[3, :8] == 7).all()
     assert (reader.memory[3, :8] == 7).all()
@@ -87,8 +89,9 @@ def test_another_secret_is_refused(address: str) -> None:
 
 
 def test_another_layout_is_refused(address: str) -> None:
-    with pytest.raises(PeerError, match="its KV has another layout"):
-        open_pool(address, SECRET, layout_digest=bytes(16))
+    for other in ({"digest": bytes(16)}, {"page_bytes": 400}):
+        with pytest.raises(PeerError, match="its KV has another layout"):
+            open_pool(address, SECRET, wire=dataclasses.replace(WIRE, **other))
 
 
 def test_no_fd_without_a_proof(address: str) -> None:
@@ -116,7 +119,7 @@ def test_an_impostor_is_refused(tmp_path: Path) -> None:
     with silent_listener(place), pytest.raises(PeerError, match="did not pass its pool in time"):
         open_pool(place, SECRET, timeout=0.05)
     os.unlink(door_path(place))
-    door = PoolDoor(door_path(place), SECRET + "!", theirs, DIGEST)
+    door = PoolDoor(door_path(place), SECRET + "!", theirs, WIRE.digest)
     with pytest.raises(PeerError):
         open_pool(place, SECRET)
     door.close()

@@ -94,7 +94,7 @@ def holds(blocks: HostBlocks, pools: Pools, pages: Sequence[int], layout: KvLayo
 
 
 async def local_blocks(client: StoreClient, keys: Sequence[BlockKey]) -> HostBlocks:
-    """The longest prefix in the store; the lease is given back at once."""
+    """Up to the last one in the store; the lease is given back at once."""
     blocks, lease = await client.host_blocks(keys)
     client.release(lease)
     return blocks

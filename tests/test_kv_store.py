@@ -41,14 +41,22 @@ def test_what_is_written_comes_back(address: str, layout: KvLayout) -> None:
     async def main() -> None:
         pools = random_pools(layout, NUM_PAGES, seed=1)
         async with (
-            store_at(address, layout=layout, blocks=8),
+            store_at(address, layout=layout, blocks=8) as server,
             client_of(address, layout=layout) as client,
         ):
             assert await write_pages(client, pools, [3, 1, 2], layout) == (0, 1, 2)
-            assert await client.lookup([KEYS[1], KEYS[0]]) == [True, False]
-            blocks = await local_blocks(client, [KEYS[3], KEYS[1], KEYS[0], KEYS[2]])
-            assert blocks.keys == (KEYS[3], KEYS[1]), "the prefix before the first one missing"
-            assert holds(blocks, pools, [3, 1], layout)
+            assert server.store.lookup([KEYS[1], KEYS[0]]) == [True, False]
+            wanted = [KEYS[3], KEYS[1], KEYS[0], KEYS[2], KEYS[9]]
+            blocks, _ = await client.host_blocks(wanted)
+            assert server.store.stats().leased == 3
+            assert blocks.keys == tuple(wanted[:4]), "up to the last one present"
+            assert [blocks.run_end(first) for first in range(5)] == [2, 2, 2, 4, 4]
+            assert (blocks.slots[2] == -1).all()
+            assert holds(blocks.part(0, 2), pools, [3, 1], layout)
+            assert holds(blocks.part(3, 4), pools, [2], layout)
+            with pytest.raises(InputError, match="slots: expected slots in"):
+                holds(blocks, pools, [3, 1, 0, 2], layout)
+            assert len(await local_blocks(client, [KEYS[8], KEYS[9]])) == 0
 
     run(main())
 
@@ -61,7 +69,7 @@ def test_blocks_that_are_there_are_not_written_again(address: str) -> None:
             assert await write_pages(client, pools, [0, 2, 1]) == (1,)
             assert await write_pages(client, pools, [0, 1]) == ()
             server.store.check()
-            stats = await client.stats()
+            stats = server.stats()
             assert (stats["written"], stats["deduplicated"]) == (3, 4)
             assert stats["capacity"] == 8
 
@@ -77,7 +85,6 @@ def test_the_pool_and_its_kv_survive_their_writer(address: str) -> None:
                 await client.reserve([KEYS[5]])
                 await client.lease([KEYS[0]])
             async with client_of(address) as client:
-                await client.lookup([])
                 while server.store.stats().reserved:
                     await asyncio.sleep(0)
                 assert server.store.stats().leased == 0
@@ -95,7 +102,7 @@ def test_a_failed_offload_gives_its_slots_back(address: str) -> None:
             with pytest.raises(InputError, match="no such page"):
                 await client.write(offload, KEYS[:2])
             assert server.store.stats().reserved == 0
-            assert await client.lookup(KEYS[:2]) == [False, False]
+            assert server.store.lookup(KEYS[:2]) == [False, False]
 
     run(main())
 
@@ -104,13 +111,15 @@ def test_writes_beyond_the_queue_are_dropped_and_counted(address: str) -> None:
     async def main() -> None:
         pools = random_pools(MLA, NUM_PAGES, seed=1)
         async with (
-            store_at(address, blocks=8),
+            store_at(address, blocks=8) as server,
             client_of(address, write_queue_blocks=2) as client,
         ):
             assert await write_pages(client, pools, [0, 1, 2]) == ()
             assert client.write_dropped == 3
-            assert await write_pages(client, pools, [0, 1]) == (0, 1)
-            assert (await client.stats())["write_dropped"] == 3
+            burst = await asyncio.gather(*(write_pages(client, pools, [i]) for i in range(5)))
+            assert burst == [(0,), (0,), (), (), ()]
+            assert await write_pages(client, pools, [4, 5]) == (0, 1), "there is room again"
+            assert server.stats()["write_dropped"] == client.write_dropped == 6
 
     run(main())
 
@@ -130,18 +139,18 @@ def test_eviction_is_seen_through_the_generation(address: str) -> None:
     run(main())
 
 
-def test_touch_and_counts_order_eviction(address: str) -> None:
+def test_uses_and_counts_order_eviction(address: str) -> None:
     async def main() -> None:
         pools = random_pools(MLA, NUM_PAGES, seed=1)
-        async with store_at(address, blocks=3), client_of(address) as client:
+        async with store_at(address, blocks=3) as server, client_of(address) as client:
             await write_pages(client, pools, [0, 1, 2])
-            client.set_counted([KEYS[0], KEYS[2]], [])
-            client.set_counted([], [KEYS[2]])
-            client.touch([KEYS[1]])
+            server.store.set_counted([KEYS[0], KEYS[2]], True)
+            server.store.set_counted([KEYS[2]], False)
+            await local_blocks(client, [KEYS[1]])
             await write_pages(client, pools, [3])
-            assert await client.lookup(KEYS[:4]) == [True, True, False, True]
+            assert server.store.lookup(KEYS[:4]) == [True, True, False, True]
             await write_pages(client, pools, [4])
-            assert await client.lookup(KEYS[:5]) == [True, False, False, True, True]
+            assert server.store.lookup(KEYS[:5]) == [True, False, False, True, True]
 
     run(main())
 
@@ -204,7 +213,7 @@ def test_a_dead_store_ends_its_clients(address: str) -> None:
             assert not client.closed.is_set()
         await client.closed.wait()
         with pytest.raises(PeerError):
-            await client.lookup(KEYS[:1])
+            await client.lease(KEYS[:1])
         with pytest.raises(PeerError):
             await write_pages(client, pools, [3])
         assert holds(blocks, pools, [0, 1]), "what is mapped stays readable"
@@ -234,13 +243,13 @@ def test_a_store_takes_the_place_of_a_dead_one(address: str) -> None:
     ("op", "fields", "error", "text"),
     [
         ("steal", {}, InputError, "op: expected one of reserve, commit"),
-        ("lookup", {}, InputError, "keys: expected a list of block keys, got None"),
-        ("lookup", {"keys": "abc"}, InputError, "keys: expected a list"),
+        ("lease", {}, InputError, "keys: expected a list of block keys, got None"),
+        ("lease", {"keys": "abc"}, InputError, "keys: expected a list"),
         ("reserve", {"keys": [b"short"]}, InputError, "keys: expected 32 bytes each"),
         ("reserve", {"keys": ["x" * 32]}, InputError, "keys: expected 32 bytes each"),
         ("commit", {"keys": [KEYS[0]]}, StateError, "is not reserved by"),
         ("release", {"lease": -1}, InputError, "lease: expected a non-negative integer"),
-        ("counted", {"counted": []}, InputError, "uncounted: expected a list"),
+        ("dropped", {"blocks": "x"}, InputError, "blocks: expected a non-negative integer"),
         (
             "fetch",
             {"ticket": "t", "peer": "unix:/nowhere", "keys": [], "deadline_s": -1},
@@ -270,7 +279,8 @@ def test_bad_calls_are_named_and_harmless(
             reader = asyncio.create_task(channel.run(lambda *_: asyncio.sleep(0)))
             with pytest.raises(error, match=text):
                 await channel.call(op, timeout=5, **fields)
-            assert await channel.call("lookup", timeout=5, keys=[KEYS[0]]) == {"present": [False]}
+            answer = await channel.call("lease", timeout=5, keys=[KEYS[0]])
+            assert answer == {"lease": 1, "refs": [None]}
             server.store.check()
             await channel.close()
             await reader
@@ -285,7 +295,7 @@ def test_nonsense_in_a_note_ends_only_its_connection(address: str) -> None:
             channel.tell("release", lease="all")
             await channel.run(lambda *_: asyncio.sleep(0))
             assert channel.closed
-            assert await client.lookup([key_of(1)]) == [False]
+            assert (await client.lease([key_of(1)]))[1] == [None]
 
     run(main())
 

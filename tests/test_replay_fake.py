@@ -34,7 +34,6 @@ class FakeGateway:
     role_changes: list[dict] = field(default_factory=list)
     served: int = 0
     timings: dict = field(default_factory=dict)
-    max_context: int = 100_000
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
@@ -110,7 +109,7 @@ class FakeGateway:
     async def state(self, _: web.Request) -> web.Response:
         node = {"name": "node1", "role": "prefill", "up": True, "prefill_tokens": 5, "pid": 1}
         node |= {"decode_tokens": 100 + self.served, "fetched_blocks": 0, "evicted_blocks": 0}
-        state = {"model": "tiny", "page_size": PAGE, "max_context_tokens": self.max_context}
+        state = {"model": "tiny", "page_size": PAGE}
         state |= {"prefetch": {"count": 0, "seconds": 0.0, "blocks": 0}, "nodes": [node]}
         config = json.loads(ClusterConfig().to_json())
         return web.json_response({**state, "config": config, "role_changes": self.role_changes})

@@ -1,6 +1,5 @@
 """The report's numbers and keys, the exactness check, role changes, and a whole replay."""
 
-import argparse
 import asyncio
 import io
 import json
@@ -14,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from evolving_infra.config import ClusterConfig
+from evolving_infra.config import ClusterConfig, EngineConfig
 from evolving_infra.errors import InputError, PeerError
-from evolving_infra.replay.command import replay
 from evolving_infra.replay.console import print_report
 from evolving_infra.replay.exact import Exactness, check_exact, choose
 from evolving_infra.replay.ideal import IdealCache
@@ -99,7 +97,47 @@ def test_fetches_and_prefetches_share_the_hidden_time():
     assert (made.fetch.count, made.fetch.mean, made.fetch.exposed_mean) == (1, 0.3, 0.1)
     assert made.fetch.hidden_share == pytest.approx(1 - 0.1 / 0.5)
     assert made.queue.mean == pytest.approx(0.1)
+    assert made.fetch.waiting_hidden_share == pytest.approx(1 - 0.1 / 0.3)
+    only_ahead = report(outcome(), **prefetch).fetch
+    assert (only_ahead.hidden_share, only_ahead.waiting_hidden_share) == (1.0, None)
     assert report(outcome()).fetch.hidden_share is None
+    assert "80.00 % of all KV read from peers; 66.67 % of what waiting requests read" in shown(made)
+
+
+def test_tokens_computed_a_second_time_are_told():
+    nodes = [{"name": name, "role": "both", "prefill_tokens": 50} for name in "pq"]
+    grown = [{**node, "prefill_tokens": 60} for node in nodes]
+    made = report(outcome(), before={"nodes": nodes}, after={"nodes": grown})
+    assert (made.tokens.recomputed, made.tokens.recomputed_again) == (8, 12)
+    assert "8 recomputed, 12 computed again; 2 output" in shown(made)
+    once = report(outcome(), before={"nodes": nodes}, after={"nodes": nodes})
+    assert once.tokens.recomputed_again == 0
+    assert "again" not in shown(once)
+
+
+@pytest.mark.parametrize("cached", [-1, 41])
+def test_impossible_cached_tokens_are_a_problem(cached):
+    made = report(outcome(cached_tokens=cached))
+    assert made.problems == (f"a: expected 0 to 40 cached tokens, got {cached}",)
+    assert not made.ok
+    assert report(outcome(cached_tokens=0), outcome(cached_tokens=40)).problems == ()
+
+
+@given(st.integers(0, 9) | st.none(), st.integers(0, 9) | st.none())
+def test_counters_never_shrink(old, new):
+    """A process that restarted, or that does not answer, counts from 0."""
+    before, after = {"name": "n", "evicted_blocks": old}, {"name": "n", "evicted_blocks": new}
+    made = report(
+        before={"nodes": [before], "prefetch": {"count": old, "seconds": old}},
+        after={"nodes": [{**after, "role": "both"}], "prefetch": {"count": new, "seconds": new}},
+    )
+    for growth in (
+        made.nodes[0]["evicted_blocks"],
+        made.fetch.prefetch_count,
+        made.fetch.prefetch_seconds,
+    ):
+        assert growth in {(new or 0) - (old or 0), new or 0}
+        assert growth >= 0
 
 
 def test_cluster_counters_count_from_before_the_replay():
@@ -125,11 +163,13 @@ def test_the_stable_keys():
         *("requests", "failed", "tokens", "kv_hit", "ideal_kv_hit", "lost_reuse"),
         *("ttft", "e2e", "queue", "fetch", "exact", "role_changes", "nodes", "seed", "command"),
     ]
-    assert list(made["tokens"]) == ["prompt", "cached", "recomputed", "output"]
+    assert list(made["tokens"]) == [
+        *("prompt", "cached", "recomputed", "recomputed_again", "output")
+    ]
     for name in ("ttft", "e2e", "queue"):
         assert list(made[name]) == ["mean", "p50", "p95"]
     assert list(made["fetch"]) == [
-        *("count", "mean", "p95", "hidden_share", "exposed_mean"),
+        *("count", "mean", "p95", "hidden_share", "waiting_hidden_share", "exposed_mean"),
         *("prefetch_count", "prefetch_seconds"),
     ]
     assert made["exact"] == {"checked": 2, "inexact": 0}
@@ -312,13 +352,15 @@ def test_an_exactness_check_that_cannot_run_is_a_problem(tmp_path):
     assert "broken" in made.problems[0]
 
 
-def test_a_trace_that_does_not_fit_is_refused_before_it_starts():
-    chosen = options()
-    needed = context_tokens(chosen.workloads)
-    gateway = FakeGateway(max_context=needed - 1)
+def test_a_trace_that_does_not_fit_is_refused():
+    needed = context_tokens(options().workloads)
+    fitting, short = (
+        ClusterConfig(engine=EngineConfig(max_context_tokens=limit))
+        for limit in (needed, needed - 1)
+    )
+    options(cluster=fitting)
     with pytest.raises(InputError, match=f"of at most {needed - 1} tokens, got 'one of {needed}'"):
-        run(gateway, chosen)
-    assert gateway.log == []
+        options(cluster=short)
 
 
 @pytest.mark.parametrize(
@@ -328,35 +370,10 @@ def test_a_trace_that_does_not_fit_is_refused_before_it_starts():
         ({"concurrency": 0}, "concurrency"),
         ({"check_exact": -1}, "check_exact"),
         ({"temperature": -0.1}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"seed": -1}, "seed"),
     ],
 )
 def test_options_are_checked(change, text):
     with pytest.raises(InputError, match=text):
         options(**change)
-
-
-def flags(url: str, target: Path, **more) -> argparse.Namespace:
-    fields = {"traces": [EXAMPLE], "url": url, "token_scale": "1/64", "time_scale": "1/10000"}
-    fields |= {"max_wait": None, "concurrency": None, "temperature": 0.0, "seed": 3}
-    fields |= {"check_exact": 0, "role_change": None, "json": target, "run_dir": None}
-    return argparse.Namespace(**(fields | more))
-
-
-def verb(gateway: FakeGateway, target: Path) -> int:
-    """The verb runs its own loop, so it gets its own thread."""
-
-    async def whole() -> int:
-        async with gateway.running() as url:
-            cluster = ClusterConfig()
-            return await asyncio.to_thread(replay, flags(url, target), lambda tokens: cluster)
-
-    return asyncio.run(whole())
-
-
-def test_the_verb_writes_json_and_its_exit_code_tells_failures(tmp_path, capsys):
-    target = tmp_path / "out.json"
-    assert verb(FakeGateway(), target) == 0
-    assert json.loads(target.read_text())["failed"] == 0
-    assert "KV reuse" in capsys.readouterr().out
-    assert verb(FakeGateway(fail={"main 1": "refuse"}), target) == 1
-    assert json.loads(target.read_text())["failed"] == 1

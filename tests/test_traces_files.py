@@ -233,6 +233,13 @@ def test_branches_are_inferred_from_sessions():
             text(header(), row("a", "s", [1], ("a", "completion", "sequence"))),
             "f.json, dependencies: expected no cycle, got 'a'",
         ),
+        ("[" * 100_000, "f.json: expected a Weka, Mooncake or agentic_mooncake trace, got 'JSON"),
+        ('{"a": ' * 100_000, "got 'JSON that is nested too deeply'"),
+        (text(header()) + "\n" + "[" * 100_000, "got 'JSON that is nested too deeply'"),
+        ('{"id": "x", "requests": [' + "1" * 5000 + "]}", "trace, got 'an integer of thousands"),
+        (text(header()) + "\n" + "1" * 5000, "line 2: expected a JSON object, got 'an integer of"),
+        (text(header(), row("a", "s", [1], input_length=10**400)), "an integer of at most 2**53"),
+        (text(header(), row("a", "s", [1], not_before_ms=10**400)), "a number of at most 2**53"),
     ],
 )
 def test_broken_files_are_refused_in_one_sentence(tmp_path, content, sentence):
@@ -247,8 +254,14 @@ def test_broken_files_are_refused_in_one_sentence(tmp_path, content, sentence):
 def test_a_file_that_is_not_there_or_not_text(tmp_path):
     with pytest.raises(InputError, match="No such file"):
         load(tmp_path / "absent.json")
-    (tmp_path / "f.json").write_bytes(b"\xff\xfe{}")
-    with pytest.raises(InputError, match="UTF-8 text"):
+    for content in (b"\xff\xfe{}", bytes(range(256)) * 9):
+        (tmp_path / "f.json").write_bytes(content)
+        with pytest.raises(InputError, match="UTF-8 text"):
+            load(tmp_path / "f.json")
+    with pytest.raises(InputError, match="Is a directory"):
+        load(tmp_path)
+    (tmp_path / "f.json").write_bytes(bytes(99))
+    with pytest.raises(InputError, match=r"f\.json, line 1, column 1"):
         load(tmp_path / "f.json")
 
 

@@ -9,7 +9,9 @@ chain contains the block and whose home in that phase is n. The rules of design 
     KV moves within a phase, across phases    move
     node changes its role                     change_role
 
-A fork's chain contains the blocks it reuses of its parent; a sub-agent's does not, so the parent's
+A chain is a branch's whole context. A fork's contains the blocks it reuses of its parent; a
+sub-agent starts from a context of its own, so it counts on its parent's blocks only where both
+begin alike (the same system prompt), as any branch that reuses blocks does. The parent's other
 blocks are untouched, also when they happen to be evicted later.
 Counts are soft: they order eviction, they never pin.
 """

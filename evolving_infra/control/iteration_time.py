@@ -5,7 +5,8 @@
 
 Work is summed over windows of fixed length and fitted by non-negative least squares of the
 relative error. The fit is repeated with every window until the warm-up is over, then frozen. Off by
-more than 15 % in 5 windows in a row, it is scaled to those windows and fitted afresh from them on.
+more than 15 % in 5 windows in a row, it is scaled to those windows (fitted to them alone if it
+predicts no time at all for them) and fitted afresh from them on.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from evolving_infra.control.nnls import Array, nnls
 from evolving_infra.errors import wrong
 
 WINDOW_S = 1.0
+SHORTEST_S = 1e-9
+"""A window of less measured time says nothing; dividing by it could overflow."""
 MIN_WINDOWS = 8
 WARM_UP_WINDOWS = 30
 DRIFT_SHARE = 0.15
@@ -43,7 +46,6 @@ class FittedTime:
         self._window = np.zeros(len(default) + 1)
         self._window_start: float | None = None
         self._total = np.zeros(len(default) + 1)
-        self.refits = 0
 
     @property
     def is_learned(self) -> bool:
@@ -80,7 +82,7 @@ class FittedTime:
     def _close_window(self) -> None:
         row = self._window
         self._window = np.zeros_like(row)
-        if row[-1] <= 0:
+        if row[-1] < SHORTEST_S:
             return
         if self._frozen:
             self._watch(row)
@@ -103,9 +105,12 @@ class FittedTime:
         self._rows = [*self._rows, row] if error > DRIFT_SHARE else []
         if len(self._rows) == DRIFT_WINDOWS:
             drifted = np.sum(self._rows, axis=0)
-            self._weights = self.weights() * (drifted[-1] / self.seconds(drifted[:-1].tolist()))
+            predicted = self.seconds(drifted[:-1].tolist())
+            if predicted > 0:
+                self._weights = self.weights() * (drifted[-1] / predicted)
+            else:
+                self._fit()
             self._frozen = False
-            self.refits += 1
 
 
 class IterationTimes:
@@ -134,8 +139,9 @@ class IterationTimes:
         model.observe(self._decode_features(running), seconds, now)
 
     def observe_fetch(self, seconds: float, blocks: int, now: float) -> None:
-        """A node has read ``blocks`` blocks from another."""
-        self._fetch.observe((1.0, blocks), seconds, now)
+        """A node has read ``blocks`` blocks from another. 0 blocks teach nothing: it gave up."""
+        if blocks:
+            self._fetch.observe((1.0, blocks), seconds, now)
 
     def fetch_seconds(self, blocks: int) -> float:
         """Reading ``blocks`` blocks from another node; 0 if there are none."""
@@ -157,16 +163,6 @@ class IterationTimes:
     def is_learned(self, node: str) -> bool:
         """True once a prefill of ``node`` or of a node it borrows from was measured."""
         return _model(self._prefill, node, DEFAULT_PREFILL).is_learned
-
-    def weights(self) -> dict[str, tuple[tuple[float, ...], tuple[float, ...]]]:
-        """Node -> (c0..c3, d0..d2) for status; see the module for units."""
-        return {
-            node: (
-                tuple(_model(self._prefill, node, DEFAULT_PREFILL).weights().tolist()),
-                tuple(_model(self._decode, node, DEFAULT_DECODE).weights().tolist()),
-            )
-            for node in sorted(self._prefill.keys() | self._decode.keys())
-        }
 
     def _decode_features(self, running: int) -> tuple[float, float, float]:
         coverage = 1.0 - (1.0 - self._expert_share) ** running

@@ -3,9 +3,8 @@
     {"config": {...}}
     {"now": 1.5, "event": {"type": "NodeLost", "node": "n0"}, "commands": [...]}
 
-Bytes are hex, enums their values. A journal is a bug report (the replay gives the same commands or
-says where they differ) and the controller's recovery log. Rejected events are not in it: they
-change nothing.
+Bytes are hex, enums their values. A journal is a bug report: the replay gives the same commands or
+says where they differ. Rejected events are not in it: they change nothing.
 """
 
 import json

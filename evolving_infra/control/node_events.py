@@ -1,6 +1,6 @@
 """Nodes that come, go, change their role, or say what they hold and how long they took."""
 
-from evolving_infra.control.commands import Command, RoleChanged, SetCounted, Withdraw
+from evolving_infra.control.commands import Command, RoleChanged, Withdraw
 from evolving_infra.control.events import (
     BlocksRemoved,
     BlocksStored,
@@ -41,9 +41,6 @@ def joined(state: ControlState, event: NodeJoined, now: float) -> list[Command]:
     commands: list[Command] = []
     for request in [r for r in state.requests.values() if r.node is None]:
         commands += place_prefill(state, request, now)
-    counted = tuple(state.counts.counted(event.node))
-    if known is not None and counted:
-        commands.append(SetCounted(node=event.node, counted=counted, uncounted=()))
     return commands
 
 

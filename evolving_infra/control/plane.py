@@ -98,7 +98,8 @@ class ControlPlane:
         return self._state.directory.keys_at(node, Tier.L2)
 
     def counted_at(self, node: str) -> tuple[BlockKey, ...]:
-        """Blocks that active branches need at ``node``: what a store that starts must be told."""
+        """Blocks that active branches need at ``node``: what its store and its
+        engine must be told when they (re)connect: commands only tell changes."""
         return tuple(self._state.counts.counted(node))
 
     def count(self, node: str, key: BlockKey) -> int:
@@ -126,10 +127,6 @@ class ControlPlane:
             node=request.node,
             running=request.running,
         )
-
-    def iteration_weights(self) -> dict[str, tuple[tuple[float, ...], tuple[float, ...]]]:
-        """Node -> learned (c0..c3, d0..d2); see ``iteration_time`` for units."""
-        return self._state.times.weights()
 
     def _view(self, node: Node) -> NodeView:
         directory = self._state.directory

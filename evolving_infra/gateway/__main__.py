@@ -18,7 +18,6 @@ async def main(places: Places, secret: str, name: str, stop: asyncio.Event) -> N
     settings = GatewaySettings(
         model=config.engine.model,
         max_context_tokens=config.engine.max_context_tokens,
-        vocab=config.engine.model_config.vocab,
         host=config.host,
         port=config.port,
         shutdown_s=SHUTDOWN_S,

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from evolving_infra.cluster.client import Cluster, Finish, Submission, TokenDelta
+from evolving_infra.cluster.client import Cluster, Finish, Submission
 from evolving_infra.errors import PeerError
 from evolving_infra.gateway.transcript import Transcript
 from evolving_infra.types import RequestTimings
@@ -47,16 +47,11 @@ async def generate(cluster: Cluster, submission: Submission, stops: Sequence[str
             if isinstance(item, Finish):
                 finish = item
                 break
-            piece = _take(transcript, item)
-            yield piece
+            text, tokens = transcript.feed(item.tokens)
+            yield Piece(text=text, tokens=tokens)
             if transcript.stopped:
                 break
     yield _ended(submission, transcript, finish)
-
-
-def _take(transcript: Transcript, delta: TokenDelta) -> Piece:
-    text, tokens = transcript.feed(delta.tokens)
-    return Piece(text=text, tokens=tokens)
 
 
 def _ended(submission: Submission, transcript: Transcript, finish: Finish | None) -> Ended:
@@ -66,10 +61,8 @@ def _ended(submission: Submission, transcript: Transcript, finish: Finish | None
             raise PeerError(f"{name}: the cluster ended the request without finishing it")
         if finish.output_tokens != got:
             raise PeerError(f"{name}: expected {finish.output_tokens} output tokens, got {got}")
-    stopped = transcript.stopped
-    text = "" if stopped else transcript.close()
     return Ended(
-        text=text,
+        text="" if transcript.stopped else transcript.close(),
         reason="stop" if finish is None or transcript.stopped else finish.reason,
         prompt_tokens=len(submission.tokens),
         output_tokens=got,
@@ -82,7 +75,8 @@ async def interleave(
 ) -> AsyncGenerator[tuple[int, Piece | Ended], None]:
     """Items of all outputs as they come, each with the index of its output.
 
-    At most one item of each output waits here, so a slow reader slows the cluster down.
+    At most one item of each output waits here. What a slow reader has not taken yet waits where the
+    outputs come from; the cluster goes on (a request's ``max_tokens`` bounds what can wait).
     Closing it closes every output.
     """
     if len(outputs) == 1:

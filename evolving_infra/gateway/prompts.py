@@ -4,6 +4,7 @@ from evolving_infra.errors import wrong
 from evolving_infra.gateway.fields import Body
 from evolving_infra.gateway.settings import GatewaySettings
 from evolving_infra.gateway.tokenizer import encode
+from evolving_infra.types import VOCAB_USED
 
 FORMS = "a string, a list of token ids, or a list of either"
 
@@ -16,7 +17,7 @@ def parse_prompts(body: Body, limits: GatewaySettings) -> tuple[tuple[int, ...],
     """
     value = body.get("prompt")
     if isinstance(value, str) or _is_tokens(value):
-        return (_parse_one(value, "prompt", limits.vocab),)
+        return (_parse_one(value, "prompt"),)
     if not isinstance(value, list) or not value:
         raise wrong("prompt", FORMS, value)
     if len(value) > limits.max_prompts:
@@ -29,7 +30,7 @@ def parse_prompts(body: Body, limits: GatewaySettings) -> tuple[tuple[int, ...],
         if type(one) is not first:
             expected = "a string" if first is str else "a list of token ids"
             raise wrong(f"prompt[{index}]", f"{expected}, as before it", one)
-        prompts.append(_parse_one(one, f"prompt[{index}]", limits.vocab))
+        prompts.append(_parse_one(one, f"prompt[{index}]"))
     return tuple(prompts)
 
 
@@ -37,14 +38,14 @@ def _is_tokens(value: object) -> bool:
     return isinstance(value, list) and bool(value) and type(value[0]) is int
 
 
-def _parse_one(value: object, field: str, vocab: int) -> tuple[int, ...]:
+def _parse_one(value: object, field: str) -> tuple[int, ...]:
     if isinstance(value, str):
         tokens = tuple(encode(value, field))
     else:
         assert isinstance(value, list), "the caller passes text or a list"
         for index, token in enumerate(value):
-            if type(token) is not int or not 0 <= token < vocab:
-                raise wrong(f"{field}[{index}]", f"a token id from 0 to {vocab - 1}", token)
+            if type(token) is not int or not 0 <= token < VOCAB_USED:
+                raise wrong(f"{field}[{index}]", f"a token id from 0 to {VOCAB_USED - 1}", token)
         tokens = tuple(value)
     if not tokens:
         raise wrong(field, "at least one token", value)

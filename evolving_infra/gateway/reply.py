@@ -67,7 +67,7 @@ async def _stream(
 
 
 async def _write(response: web.StreamResponse, data: bytes) -> None:
-    """Waits while the client reads too slowly; so does the cluster then."""
+    """Waits while the client reads too slowly. The cluster does not: it goes on computing."""
     if data:
         await response.write(data)
 

@@ -14,7 +14,7 @@ from evolving_infra.gateway.messages import parse_messages
 from evolving_infra.gateway.prompts import parse_prompts
 from evolving_infra.gateway.settings import GatewaySettings
 from evolving_infra.gateway.tokenizer import IM_END
-from evolving_infra.types import SamplingParams
+from evolving_infra.types import VOCAB_USED, SamplingParams
 
 COMPLETION_TOKENS = 16
 """OpenAI's default of ``max_tokens`` for completions."""
@@ -129,7 +129,7 @@ def _parse(
         seed=_seed(body),
         ignore_eos=ignore_eos,
         stops=_stops(body),
-        stop_token_ids=_stop_token_ids(body, limits.vocab) + (() if ignore_eos else turn_end),
+        stop_token_ids=_stop_token_ids(body) + (() if ignore_eos else turn_end),
         stream=stream,
         include_usage=_include_usage(body, stream),
         return_token_ids=fields.flag(body, "return_token_ids"),
@@ -181,15 +181,15 @@ def _stops(body: Body) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _stop_token_ids(body: Body, vocab: int) -> tuple[int, ...]:
+def _stop_token_ids(body: Body) -> tuple[int, ...]:
     value = body.get("stop_token_ids")
     if value is None:
         return ()
-    expected = f"a list of at most 64 token ids from 0 to {vocab - 1}"
+    expected = f"a list of at most 64 token ids from 0 to {VOCAB_USED - 1}"
     if not isinstance(value, list) or len(value) > 64:
         raise wrong("stop_token_ids", expected, value)
     for token in value:
-        if type(token) is not int or not 0 <= token < vocab:
+        if type(token) is not int or not 0 <= token < VOCAB_USED:
             raise wrong("stop_token_ids", expected, value)
     return tuple(value)
 

@@ -17,8 +17,6 @@ class GatewaySettings:
     """Prompt and output of one request together at most."""
     host: str = "127.0.0.1"
     port: int = 8000
-    vocab: int = 320
-    """Token ids in prompts are below this."""
     chat_tokens: int = 256
     """Output limit of a chat request that names none (less if the context has less left)."""
     max_prompts: int = 128
@@ -37,7 +35,7 @@ class GatewaySettings:
             raise wrong("model", "a name", self.model)
         if not 0 <= self.port < 65536:
             raise wrong("port", "a port number, 0 for a free one", self.port)
-        positive = ("max_context_tokens", "vocab", "chat_tokens", "max_prompts", "max_body_bytes")
+        positive = ("max_context_tokens", "chat_tokens", "max_prompts", "max_body_bytes")
         for name in (*positive, "state_s", "retry_after_s"):
             if getattr(self, name) <= 0:
                 raise wrong(name, "a positive number", getattr(self, name))

@@ -21,6 +21,8 @@ from evolving_infra import errors
 from evolving_infra.errors import EvolvingInfraError, PeerError, wrong
 
 MAX_FRAME_BYTES = 64 << 20
+MAX_HANDSHAKE_BYTES = 1 << 10
+"""Of a frame from who has not shown yet that it knows the secret."""
 HANDSHAKE_S = 10.0
 NONCE_BYTES = 32
 
@@ -69,7 +71,10 @@ class Channel:
             self._waiting.pop(number, None)
 
     async def run(self, handler: Handler) -> None:
-        """Read until the other end closes. Calls and notes go to ``handler``, notes in order."""
+        """Read until the other end closes; ``handler`` gets calls and notes.
+
+        Calls begin, and notes are handled, in the order in which they came.
+        """
         try:
             while True:
                 message = await _read_frame(self._reader)
@@ -79,6 +84,7 @@ class Channel:
                     task = asyncio.create_task(self._answer(handler, message))
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
+                    await asyncio.sleep(0)  # the task begins before the next message is read
                 else:
                     await handler(self, message.pop("op"), message)
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -86,10 +92,10 @@ class Channel:
         finally:
             await self.close()
 
-    async def drain(self) -> None:
-        """Wait until the send buffer is short again."""
-        with contextlib.suppress(ConnectionError):
-            await self._writer.drain()
+    async def abort(self) -> None:
+        """Close and drop what is not sent yet, which a stopped peer would never take."""
+        self._writer.transport.abort()
+        await self.close()
 
     async def close(self) -> None:
         """Close. Calls that wait for an answer raise ``PeerError``."""
@@ -191,14 +197,17 @@ async def _handshake(
     try:
         async with _deadline(HANDSHAKE_S):
             writer.write(_frame({"nonce": nonce}))
-            theirs = (await _read_frame(reader)).get("nonce")
+            theirs = (await _read_frame(reader, MAX_HANDSHAKE_BYTES)).get("nonce")
             if not isinstance(theirs, bytes) or len(theirs) != NONCE_BYTES:
                 raise PeerError(f"{who} sent no nonce")
             writer.write(_frame({"proof": proof(secret, me, theirs), "hello": hello}))
-            answer = await _read_frame(reader)
-            if not hmac.compare_digest(answer.get("proof", b""), proof(secret, other, nonce)):
+            answer = await _read_frame(reader, MAX_HANDSHAKE_BYTES)
+            shown, peer = answer.get("proof"), answer.get("hello")
+            if not isinstance(shown, bytes) or not isinstance(peer, dict):
+                raise PeerError(f"{who} sent no proof and hello")
+            if not hmac.compare_digest(shown, proof(secret, other, nonce)):
                 raise PeerError(f"{who} does not know this cluster's secret")
-            return Channel(reader, writer, answer.get("hello", {}))
+            return Channel(reader, writer, peer)
     except (asyncio.IncompleteReadError, ConnectionError):
         await _shut(writer)
         raise PeerError(f"{who} closed the connection: is the secret right?") from None
@@ -244,10 +253,10 @@ def _frame(message: Fields) -> bytes:
     return len(body).to_bytes(4, "big") + body
 
 
-async def _read_frame(reader: asyncio.StreamReader) -> Fields:
+async def _read_frame(reader: asyncio.StreamReader, limit: int = MAX_FRAME_BYTES) -> Fields:
     size = int.from_bytes(await reader.readexactly(4), "big")
-    if size > MAX_FRAME_BYTES:
-        raise ConnectionError(f"a frame of {size} bytes exceeds {MAX_FRAME_BYTES}")
+    if size > limit:
+        raise ConnectionError(f"a frame of {size} bytes exceeds {limit}")
     body = await reader.readexactly(size)
     try:
         message = msgpack.unpackb(body)

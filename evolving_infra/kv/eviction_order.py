@@ -1,4 +1,7 @@
-"""What a node's store needs of the order in which it gives blocks up."""
+"""What a node's store needs of the order in which it gives blocks up.
+
+Stated here too because ``kv`` and ``control``, whose orders fit it, don't import each other.
+"""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -6,7 +9,7 @@ from typing import Protocol
 from evolving_infra.types import BlockKey
 
 
-class EvictionOrder(Protocol):
+class BlockOrder(Protocol):
     """Order over the committed blocks. ``now`` is seconds, never going back."""
 
     def add(self, key: BlockKey, now: float) -> None:

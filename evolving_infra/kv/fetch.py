@@ -2,9 +2,10 @@
 
     planned -> copying -> local | abandoned
 
-A fetch leases the blocks at the peer, copies them chunk by chunk into reserved slots and commits
-what was verified. At its deadline it ends with what has arrived. Slots to which a copy may still
-write are quarantined until that copy is drained, so late bytes never land in a slot reused.
+A fetch that the plan asks for leases the blocks at the peer, copies them chunk by chunk into
+reserved slots and commits what was verified. At its deadline it ends with what has arrived. Slots
+to which a copy may still write are quarantined until that copy is drained, so late bytes never
+land in a slot reused.
 """
 
 import asyncio
@@ -23,8 +24,8 @@ CHUNK_BYTES = 8 << 20
 
 
 class FetchState(str, Enum):
-    PLANNED = "planned"
-    COPYING = "copying"
+    """How a fetch ended: with all blocks here, or without some."""
+
     LOCAL = "local"
     ABANDONED = "abandoned"
 
@@ -47,7 +48,6 @@ class _Job:
     def __init__(self, ticket: str, address: str) -> None:
         self.owner = f"fetch {ticket}"
         self.address = address
-        self.state = FetchState.PLANNED
         self.reason = ""
         self.fetched_blocks = 0
         self.task: asyncio.Task[None] | None = None
@@ -122,11 +122,6 @@ class Fetcher:
             job.reason = "cancelled"
             job.task.cancel()
 
-    def state(self, ticket: str) -> FetchState | None:
-        """State of a running fetch; None if it ended or never was."""
-        job = self._jobs.get(ticket)
-        return None if job is None else job.state
-
     async def close(self) -> None:
         """Cancel all fetches."""
         tasks = [job.task for job in self._jobs.values() if job.task is not None]
@@ -146,7 +141,7 @@ class Fetcher:
 
     async def _copy_own(self, job: _Job, keys: list[BlockKey]) -> None:
         absent = [k for k, here in zip(keys, self._store.lookup(keys), strict=True) if not here]
-        refs = self._store.reserve(absent, job.owner, self._clock())
+        refs = self._store.reserve(absent, job.owner, self._clock(), is_write=False)
         local = {ref.key: ref for ref in refs if ref is not None}
         if len(local) < len(absent):
             job.reason = "no room for some of the blocks, or they are being written"
@@ -159,7 +154,6 @@ class Fetcher:
                 lease, remote = await peer.lease(list(local))
                 try:
                     moves = [BlockMove(ref, local[ref.key]) for ref in remote if ref is not None]
-                    job.state = FetchState.COPYING
                     for chunk in self._chunks(moves):
                         await self._copy_chunk(job, peer.session, chunk, pending)
                 finally:

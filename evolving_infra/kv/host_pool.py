@@ -76,7 +76,11 @@ class HostPool:
         return HostPool(fd, _view(mapping, num_slots, slot_bytes))
 
     def open_again(self, *, writable: bool) -> int:
-        """A new fd of the pool for another process; one that is read-only can't be written."""
+        """A new fd of the pool for another process.
+
+        A read-only fd guards against mistakes, not against malice: nothing can be written through
+        it, but a process of the same user could open the memory for writing by ``/proc/*/fd``.
+        """
         return os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR if writable else os.O_RDONLY)
 
     def close(self) -> None:

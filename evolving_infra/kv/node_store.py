@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from evolving_infra.errors import StateError
-from evolving_infra.kv.eviction_order import EvictionOrder
+from evolving_infra.kv.eviction_order import BlockOrder
 from evolving_infra.kv.leases import Leases
 from evolving_infra.kv.slots import BlockRef, SlotPool
 from evolving_infra.types import BlockKey
@@ -19,7 +19,11 @@ from evolving_infra.types import BlockKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreStats:
-    """Counts of blocks: now (first six), and since the start."""
+    """Counts of blocks: now (first six), and since the start.
+
+    Only writes of the node's engine are ``written``, ``deduplicated`` (asked for, but here or being
+    written already) or ``write_dropped`` (no room, or too many waiting); fetches are not.
+    """
 
     capacity: int
     committed: int
@@ -37,6 +41,7 @@ class StoreStats:
 class _Reservation:
     ref: BlockRef
     owner: str
+    is_write: bool
 
 
 class NodeStore:
@@ -48,7 +53,7 @@ class NodeStore:
         blocks: int,
         shards: int,
         lease_s: float,
-        order: EvictionOrder,
+        order: BlockOrder,
         first_generation: int = 1,
     ) -> None:
         self._capacity = blocks
@@ -63,33 +68,36 @@ class NodeStore:
         self._changes: dict[BlockKey, bool] = {}
         self._written = self._deduplicated = self._evicted = self._write_dropped = 0
 
-    def reserve(self, keys: Sequence[BlockKey], owner: str, now: float) -> list[BlockRef | None]:
+    def reserve(
+        self, keys: Sequence[BlockKey], owner: str, now: float, *, is_write: bool = True
+    ) -> list[BlockRef | None]:
         """Slots to write each block to; None if it is here or being written, or nothing can go.
 
         Blocks that are here count as used. The others evict what the order gives up first; leased
-        blocks stay. A block for which there is no room is counted as ``write_dropped``.
+        blocks stay. ``is_write``: the blocks count as the engine's writes, see ``StoreStats``.
         """
         self._leases.expire(now)
         wanted = [key for key in dict.fromkeys(keys) if not self._is_known(key)]
         self.touch([key for key in keys if key in self._committed], now)
-        self._deduplicated += len(keys) - len(wanted)
+        self._deduplicated += is_write * (len(keys) - len(wanted))
         self._make_room(len(wanted))
         refs: dict[BlockKey, BlockRef] = {}
         for key in wanted:
             if len(self._slots) < self._shards:
-                self._write_dropped += 1
+                self._write_dropped += is_write
                 continue
             refs[key] = self._slots.take(key, self._shards)
-            self._reserved[key] = _Reservation(refs[key], owner)
+            self._reserved[key] = _Reservation(refs[key], owner, is_write)
         return [refs.pop(key, None) for key in keys]
 
     def commit(self, keys: Iterable[BlockKey], owner: str, now: float) -> None:
         """The blocks are written. ``StateError`` if one is not reserved by ``owner``."""
         for key in self._require_reserved(keys, owner):
-            self._committed[key] = self._reserved.pop(key).ref
+            entry = self._reserved.pop(key)
+            self._committed[key] = entry.ref
             self._order.add(key, now)
             self._changes[key] = True
-            self._written += 1
+            self._written += entry.is_write
 
     def abandon(self, keys: Iterable[BlockKey], owner: str) -> None:
         """The blocks won't be written and nothing writes to their slots any more.

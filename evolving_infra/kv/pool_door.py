@@ -20,6 +20,7 @@ import threading
 from evolving_infra.errors import PeerError, wrong
 from evolving_infra.kv.channel import NONCE_BYTES, proof, split_address
 from evolving_infra.kv.host_pool import HostPool
+from evolving_infra.ops.wire_block import WireLayout
 
 EXCHANGE_S = 5.0
 SIZES = struct.Struct("<QQ16s")
@@ -90,21 +91,21 @@ def open_pool(
     address: str,
     secret: str,
     *,
-    layout_digest: bytes | None = None,
+    wire: WireLayout | None = None,
     writable: bool = False,
     timeout: float = EXCHANGE_S,
 ) -> HostPool:
     """Map the pool of the store at ``address``. Blocks up to about ``timeout`` seconds.
 
     Raises:
-        PeerError: nobody answers, the secret differs, or the pool's layout is not the given one.
+        PeerError: nobody answers, the secret differs, or the records are not those of ``wire``.
     """
     path = door_path(address)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout)
         try:
             connection.connect(path)
-            return _ask(connection, secret, layout_digest, writable)
+            return _ask(connection, secret, wire, writable)
         except TimeoutError:
             raise PeerError(f"the store at {address} did not pass its pool in time") from None
         except OSError as error:
@@ -112,7 +113,7 @@ def open_pool(
 
 
 def _ask(
-    connection: socket.socket, secret: str, layout_digest: bytes | None, writable: bool
+    connection: socket.socket, secret: str, wire: WireLayout | None, writable: bool
 ) -> HostPool:
     access = WRITABLE if writable else READ_ONLY
     nonce = random_secrets.token_bytes(NONCE_BYTES)
@@ -128,7 +129,7 @@ def _ask(
         raise PeerError("the store passed no pool: is the secret right?")
     num_slots, slot_bytes, digest = SIZES.unpack(answer[PROOF_BYTES:])
     trusted = hmac.compare_digest(answer[:PROOF_BYTES], proof(secret, b"door-server", nonce))
-    if not trusted or (layout_digest is not None and digest != layout_digest):
+    if not trusted or (wire is not None and (digest, slot_bytes) != (wire.digest, wire.slot_bytes)):
         os.close(fds[0])
         what = "its KV has another layout" if trusted else "it does not know the cluster's secret"
         raise PeerError(f"the store's pool is refused: {what}")

@@ -21,14 +21,10 @@ class StoreOps:
             "reserve": self._reserve,
             "commit": self._commit,
             "abandon": self._abandon,
-            "lookup": self._lookup,
             "lease": self._lease,
             "release": self._release,
-            "touch": self._touch,
-            "counted": self._counted,
             "dropped": self._dropped,
             "cancel": self._cancel,
-            "stats": self._stats,
         }
         self._later_ops: dict[str, Callable[[str, Fields], Awaitable[Fields]]] = {
             "fetch": self._fetch,
@@ -42,10 +38,6 @@ class StoreOps:
             return await self._later_ops[op](owner, fields)
         raise wrong("op", f"one of {', '.join([*self._now_ops, *self._later_ops])}", op)
 
-    def stats(self) -> dict[str, int]:
-        """``StoreStats`` as a map, and ``fetched_blocks`` since the start."""
-        return {**asdict(self._store.stats()), "fetched_blocks": self._fetcher.fetched_blocks}
-
     def _reserve(self, owner: str, fields: Fields) -> Fields:
         refs = self._store.reserve(keys_field(fields), owner, self._clock())
         return {"refs": refs_value(refs)}
@@ -56,23 +48,12 @@ class StoreOps:
     def _abandon(self, owner: str, fields: Fields) -> None:
         self._store.abandon(keys_field(fields), owner)
 
-    def _lookup(self, owner: str, fields: Fields) -> Fields:
-        return {"present": self._store.lookup(keys_field(fields))}
-
     def _lease(self, owner: str, fields: Fields) -> Fields:
         lease, refs = self._store.lease(keys_field(fields), owner, self._clock())
         return {"lease": lease, "refs": refs_value(refs)}
 
     def _release(self, owner: str, fields: Fields) -> None:
         self._store.release(int_field(fields, "lease"), owner)
-
-    def _touch(self, owner: str, fields: Fields) -> None:
-        self._store.touch(keys_field(fields), self._clock())
-
-    def _counted(self, owner: str, fields: Fields) -> None:
-        counted, uncounted = keys_field(fields, "counted"), keys_field(fields, "uncounted")
-        self._store.set_counted(counted, True)
-        self._store.set_counted(uncounted, False)
 
     def _dropped(self, owner: str, fields: Fields) -> None:
         self._store.count_dropped(int_field(fields, "blocks"))
@@ -88,6 +69,3 @@ class StoreOps:
 
     def _cancel(self, owner: str, fields: Fields) -> None:
         self._fetcher.cancel(f"{owner} {text_field(fields, 'ticket')}")
-
-    def _stats(self, owner: str, fields: Fields) -> Fields:
-        return self.stats()

@@ -9,11 +9,12 @@ import contextlib
 import os
 import secrets as random_secrets
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 from evolving_infra.config import StoreConfig
 from evolving_infra.errors import EvolvingInfraError, PeerError
 from evolving_infra.kv.channel import Channel, Fields, serve
-from evolving_infra.kv.eviction_order import EvictionOrder
+from evolving_infra.kv.eviction_order import BlockOrder
 from evolving_infra.kv.fetch import Fetcher, FetchResult
 from evolving_infra.kv.host_pool import HostPool
 from evolving_infra.kv.node_store import NodeStore
@@ -44,7 +45,7 @@ class StoreServer:
         secret: str,
         layout: KvLayout,
         config: StoreConfig,
-        order: EvictionOrder,
+        order: BlockOrder,
         *,
         clock: Callable[[], float],
         on_change: OnChange = lambda stored, removed: None,
@@ -153,7 +154,7 @@ class StoreServer:
 
     def stats(self) -> dict[str, int]:
         """``StoreStats`` as a map, and ``fetched_blocks`` since the start."""
-        return self._ops.stats()
+        return {**asdict(self.store.stats()), "fetched_blocks": self._fetcher.fetched_blocks}
 
     def _note_changes(self) -> None:
         if self._telling is None:

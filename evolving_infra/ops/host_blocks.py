@@ -7,6 +7,9 @@ from numpy.typing import NDArray
 
 from evolving_infra.types import BlockKey
 
+MISSING_SLOT = -1
+"""In place of every slot of a block that is missing; ops refuse it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostBlocks:
@@ -15,7 +18,8 @@ class HostBlocks:
     Attributes:
         memory: ``[num_slots, slot_bytes]`` uint8, a mapped host pool (own or a peer's).
         keys: one per block.
-        slots: ``[num_blocks, shards]`` int64, row of ``memory`` for each shard.
+        slots: ``[num_blocks, shards]`` int64, row of ``memory`` for each shard; all -1 if
+            the block is missing.
         generations: ``[num_blocks, shards]`` uint64, what the slot's header must say.
     """
 
@@ -26,6 +30,11 @@ class HostBlocks:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def run_end(self, first: int) -> int:
+        """End of the run of present blocks that starts at ``first``; ``first`` if it is missing."""
+        missing = np.flatnonzero(self.slots[first:, 0] == MISSING_SLOT)
+        return first + int(missing[0]) if len(missing) else len(self)
 
     def part(self, first: int, last: int) -> "HostBlocks":
         """Blocks ``[first, last)``; nothing is copied."""

@@ -22,7 +22,10 @@ NAME_CHARACTERS = 80
 
 @dataclass(kw_only=True)
 class Replaying:
-    """What all agents of a replay share. ``outcomes`` and ``problems`` grow."""
+    """What all agents of a replay share. ``outcomes`` and ``problems`` grow.
+
+    ``salt`` goes into the made-up tokens of every prompt: replays of other salts share none.
+    """
 
     client: GatewayClient
     clock: Clock
@@ -30,6 +33,7 @@ class Replaying:
     progress: Progress
     temperature: float
     seed: int
+    salt: str = ""
     outcomes: list[Outcome] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -41,7 +45,7 @@ class Agent:
         self._name = name
         self._workload = workload
         self._replaying = replaying
-        self._prompts = PromptBuilder(workload, lap)
+        self._prompts = PromptBuilder(workload, lap, replaying.salt)
         self._branches = _branch_ids(name, workload)
         self._served: set[str] = set()
 

@@ -34,11 +34,12 @@ def _table(*columns: str) -> Table:
 
 def _summary(report: ReplayReport) -> Table:
     tokens, fetch = report.tokens, report.fetch
+    again = f", {tokens.recomputed_again:,} computed again" if tokens.recomputed_again else ""
     rows = {
         "requests": f"{report.requests:,} in {report.seconds:.1f} s, {report.failed:,} failed",
         "tokens": (
             f"{tokens.prompt:,} prompt = {tokens.cached:,} cached "
-            f"+ {tokens.recomputed:,} recomputed; {tokens.output:,} output"
+            f"+ {tokens.recomputed:,} recomputed{again}; {tokens.output:,} output"
         ),
         "KV reuse": (
             f"hit {_percent(report.kv_hit)}, ideal {_percent(report.ideal_kv_hit)}, "
@@ -51,7 +52,10 @@ def _summary(report: ReplayReport) -> Table:
         "KV prefetched": (
             f"{fetch.prefetch_count:,} ahead of requests, {fetch.prefetch_seconds:.2f} s in all"
         ),
-        "hidden": "-" if fetch.hidden_share is None else f"{_percent(fetch.hidden_share)} of both",
+        "hidden": (
+            f"{_share(fetch.hidden_share)} of all KV read from peers; "
+            f"{_share(fetch.waiting_hidden_share)} of what waiting requests read"
+        ),
     }
     grid = Table.grid(padding=(0, 2))
     for name, text in rows.items():
@@ -104,6 +108,11 @@ def _sentences(console: Console, title: str, sentences: tuple[str, ...]) -> None
 
 def _percent(share: float) -> str:
     return f"{share * 100:.2f} %"
+
+
+def _share(share: float | None) -> str:
+    """``-`` where there was nothing to have a share of."""
+    return "-" if share is None else _percent(share)
 
 
 def _milliseconds(spread: Spread) -> tuple[str, ...]:

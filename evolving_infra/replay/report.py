@@ -30,11 +30,18 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenCounts:
-    """Tokens of the requests that finished."""
+    """Tokens of the requests that finished: ``prompt`` = ``cached`` + ``recomputed``.
+
+    ``recomputed_again`` is how many more prompt tokens the nodes computed than ``recomputed`` says:
+    a second time, after a failed hand-off, a preemption or the loss of a node, or for requests that
+    failed. What others asked of the same cluster meanwhile counts too, and what an engine that died
+    had computed is not known.
+    """
 
     prompt: int
     cached: int
     recomputed: int
+    recomputed_again: int
     output: int
 
 
@@ -43,13 +50,15 @@ class FetchSummary:
     """KV read from peers, in seconds: by requests that waited for it, and ahead of requests.
 
     ``exposed`` is the part of a request's fetch during which the engine could have started it.
-    ``hidden_share`` is 1 - exposed / (fetches + prefetches); None if nothing was read.
+    ``hidden_share`` is 1 - exposed / (fetches + prefetches that brought blocks),
+    ``waiting_hidden_share`` is 1 - exposed / fetches; None if there were none.
     """
 
     count: int
     mean: float
     p95: float
     hidden_share: float | None
+    waiting_hidden_share: float | None
     exposed_mean: float
     prefetch_count: int
     prefetch_seconds: float
@@ -84,7 +93,7 @@ class ReplayReport:
 
     @property
     def ok(self) -> bool:
-        """No request failed, no token was inexact, every role change and branch end worked."""
+        """No request failed, no token was inexact and nothing else went wrong (``problems``)."""
         return not (self.failed or self.exact.inexact or self.problems)
 
     def to_json(self) -> Json:
@@ -109,7 +118,10 @@ class Measured:
 
 
 def summarize(measured: Measured, *, seed: int, command: str) -> ReplayReport:
-    """The report of what was measured. Counters of the cluster count from before the replay."""
+    """The report of what was measured. Counters of the cluster count from before the replay.
+
+    A request with more cached tokens than its prompt has, or fewer than none, is a problem.
+    """
     finished = [outcome for outcome in measured.outcomes if not outcome.failed]
     prompt = sum(len(outcome.prompt) for outcome in finished)
     cached = sum(outcome.cached_tokens for outcome in finished)
@@ -118,6 +130,8 @@ def summarize(measured: Measured, *, seed: int, command: str) -> ReplayReport:
     lost = sum(outcome.lost_tokens for outcome in finished)
     failures = [outcome for outcome in measured.outcomes if outcome.failed]
     earlier = len(measured.before.get("role_changes", ()))
+    nodes = _nodes(measured.before, measured.after)
+    computed = sum(node["prefill_tokens"] for node in nodes)
     return ReplayReport(
         requests=len(measured.outcomes),
         failed=len(failures),
@@ -125,6 +139,7 @@ def summarize(measured: Measured, *, seed: int, command: str) -> ReplayReport:
             prompt=prompt,
             cached=cached,
             recomputed=prompt - cached,
+            recomputed_again=max(0, computed - (prompt - cached)),
             output=sum(len(outcome.output) for outcome in finished),
         ),
         kv_hit=_share(cached, prompt),
@@ -139,13 +154,21 @@ def summarize(measured: Measured, *, seed: int, command: str) -> ReplayReport:
             {key: change.get(key) for key in ROLE_CHANGE_KEYS}
             for change in measured.after.get("role_changes", ())[earlier:]
         ),
-        nodes=_nodes(measured.before, measured.after),
+        nodes=nodes,
         seed=seed,
         command=command,
         seconds=measured.seconds,
         failures=tuple(f"{item.request}: {item.status} {item.error}" for item in failures),
-        problems=measured.problems,
+        problems=(*measured.problems, *_miscounted(finished)),
     )
+
+
+def _miscounted(finished: Sequence[Outcome]) -> list[str]:
+    return [
+        f"{item.request}: expected 0 to {len(item.prompt)} cached tokens, got {item.cached_tokens}"
+        for item in finished
+        if not 0 <= item.cached_tokens <= len(item.prompt)
+    ]
 
 
 def _share(part: float, whole: float) -> float:
@@ -157,13 +180,15 @@ def _fetch(finished: Sequence[Outcome], before: Json, after: Json) -> FetchSumma
     fetches = [timings.fetch for timings in fetching]
     exposed = sum(timings.exposed for timings in fetching)
     prefetched = _grown(before.get("prefetch", {}), after.get("prefetch", {}))
-    copying = sum(fetches) + prefetched("seconds")
+    waited = sum(fetches)
+    copying = waited + prefetched("seconds")
     spread = Spread.of(fetches)
     return FetchSummary(
         count=len(fetching),
         mean=spread.mean,
         p95=spread.p95,
         hidden_share=1.0 - exposed / copying if copying else None,
+        waiting_hidden_share=1.0 - exposed / waited if waited else None,
         exposed_mean=_share(exposed, len(fetching)),
         prefetch_count=prefetched("count"),
         prefetch_seconds=prefetched("seconds"),

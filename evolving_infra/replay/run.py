@@ -23,6 +23,8 @@ from evolving_infra.replay.roles import PlannedRoleChange, RoleChanger
 from evolving_infra.traces.workload import Workload
 
 COLD = (sys.executable, "-m", "evolving_infra.cluster.cold")
+SEEDS = 1 << 63
+"""The gateway takes seeds below this, and the fresh engine must get the one that was used."""
 SETTLE_S = 0.2
 SETTLE_TRIES = 25
 """After the last request, role changes get 5 s to be seen as drained."""
@@ -32,13 +34,18 @@ SETTLE_TRIES = 25
 class ReplayOptions:
     """What to replay and how. Workloads are already scaled; all start at once.
 
-    ``run`` makes the branch ids of this replay different from any other's on the same cluster.
+    ``run`` makes the branch ids of this replay different from any other's on the same cluster,
+    ``salt`` its made-up tokens; without one the same traces have the same tokens in every replay.
     ``cluster`` says how the exactness check's fresh engine is built; it must be the cluster's.
+
+    Raises:
+        InputError: A field is out of range, or a request is longer than the cluster's context.
     """
 
     workloads: tuple[Workload, ...]
     cluster: ClusterConfig
     run: str
+    salt: str = ""
     concurrency: int | None = None
     temperature: float = 0.0
     seed: int = 0
@@ -58,6 +65,11 @@ class ReplayOptions:
             raise wrong("check_exact", "a number >= 0", self.check_exact)
         if not 0.0 <= self.temperature <= 2.0:
             raise wrong("temperature", "a number from 0 to 2", self.temperature)
+        if not 0 <= self.seed < SEEDS:
+            raise wrong("seed", f"an integer from 0 to {SEEDS - 1}", self.seed)
+        needed, limit = context_tokens(self.workloads), self.cluster.engine.max_context_tokens
+        if needed > limit:
+            raise wrong("token scale", f"requests of at most {limit} tokens", f"one of {needed}")
 
 
 def context_tokens(workloads: Sequence[Workload]) -> int:
@@ -72,14 +84,12 @@ async def run_replay(
     """Replay everything through the gateway at ``url`` and report. Shows progress on ``console``.
 
     Raises:
-        InputError: A request is longer than the cluster's context.
         PeerError: The gateway does not answer.
     """
     clock = clock or Clock()
     total = sum(len(workload.requests) for workload in options.workloads)
     async with GatewayClient(url, options.timeout_s) as client:
         before = await client.state()
-        _check_fit(options, before)
         progress = Progress(total)
         progress.saw(before)
         replaying = Replaying(
@@ -89,6 +99,7 @@ async def run_replay(
             progress=progress,
             temperature=options.temperature,
             seed=options.seed,
+            salt=options.salt,
         )
         start = clock.now()
         async with shown(progress, client, clock, console):
@@ -105,12 +116,6 @@ async def run_replay(
         problems=tuple(replaying.problems),
     )
     return summarize(measured, seed=options.seed, command=options.command)
-
-
-def _check_fit(options: ReplayOptions, state: Json) -> None:
-    needed, limit = context_tokens(options.workloads), state["max_context_tokens"]
-    if needed > limit:
-        raise wrong("token scale", f"requests of at most {limit} tokens", f"one of {needed}")
 
 
 async def _drive(options: ReplayOptions, replaying: Replaying) -> None:

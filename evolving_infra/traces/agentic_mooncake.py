@@ -11,7 +11,7 @@ from fractions import Fraction
 from pathlib import Path, PurePath
 from typing import Any
 
-from evolving_infra.errors import wrong
+from evolving_infra.errors import InputError, wrong
 from evolving_infra.traces.fields import Fields
 from evolving_infra.traces.rows import rows
 from evolving_infra.traces.sessions import infer_branches
@@ -89,8 +89,12 @@ def write_agentic_mooncake(workload: Workload, origin: str = "", digest: str = "
 
 
 def write(workload: Workload, path: Path) -> None:
-    """Write the workload to a file. ``InputError`` if its blocks are not whole."""
-    path.write_text(write_agentic_mooncake(workload), encoding="utf-8")
+    """Write the workload to a file. ``InputError`` if its blocks are not whole, or it can't be."""
+    text = write_agentic_mooncake(workload)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: expected a writable file, got: {error.strerror}") from None
 
 
 def _request(row: Fields) -> tuple[TraceRequest, str | None]:

@@ -42,9 +42,10 @@ class _Branch:
 
 @dataclass(eq=False, kw_only=True)
 class _Step:
-    """A call on its way to becoming a request."""
+    """A call on its way to becoming a request. ``index`` counts the calls of its stream."""
 
     request: str
+    index: int
     call: Call
     place: Place
     branch: _Branch
@@ -77,7 +78,9 @@ def _steps(stream: Stream, counts: Counter[str]) -> list[_Step]:
             name = stream.name if place.chain == 0 else f"{stream.name}.{place.chain}"
             branches.append(_Branch(name=name, joins=stream.joins or place.chain > 0))
         branch = branches[place.chain]
-        step = _Step(request=f"{stream.name}-{index}", call=call, place=place, branch=branch)
+        step = _Step(
+            request=f"{stream.name}-{index}", index=index, call=call, place=place, branch=branch
+        )
         branch.steps.append(step)
         steps.append(step)
         if place.dropped:
@@ -155,7 +158,8 @@ def _dependencies(step: _Step) -> tuple[Dependency, ...]:
         # The recorded wait was for the sub-agents: what is left of it counts from their end.
         return (Dependency(request=previous.request), *joins)
     wait = _wait(previous, step)
-    if step.call.think is not None and _adjacent(previous, step):
+    if step.call.think is not None and step.index == previous.index + 1:
+        # ``think`` counts from the call recorded before, which is the one before in the branch.
         wait = Dependency(request=previous.request, delay=whole_microseconds(step.call.think))
     return (wait,)
 
@@ -169,8 +173,3 @@ def _wait(earlier: _Step, step: _Step) -> Dependency:
         trigger=Trigger.DISPATCH if running else Trigger.COMPLETION,
         delay=whole_microseconds(max(0.0, step.call.start - moment)),
     )
-
-
-def _adjacent(previous: _Step, step: _Step) -> bool:
-    """True if nothing was recorded between the two: ``think`` counts from the call before."""
-    return step.request.rpartition("-")[2] == str(int(previous.request.rpartition("-")[2]) + 1)

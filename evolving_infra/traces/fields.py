@@ -6,6 +6,9 @@ from typing import Any
 
 from evolving_infra.errors import InputError, wrong
 
+LARGEST = 2**53
+"""Beyond it not every integer is a float; no count of tokens or milliseconds is that large."""
+
 
 class Fields:
     """The fields of one JSON object at ``where``. Fields never asked for are unknown: ``finish``.
@@ -52,6 +55,8 @@ class Fields:
         value = self.required(name, "an integer")
         if type(value) is not int or value < minimum:
             raise self.wrong(name, f"an integer >= {minimum}", value)
+        if value > LARGEST:
+            raise self.wrong(name, "an integer of at most 2**53", value)
         return value
 
     def optional_integer(self, name: str, minimum: int = 0) -> int | None:
@@ -59,10 +64,12 @@ class Fields:
         return self.integer(name, minimum) if self.has(name) else None
 
     def number(self, name: str) -> float:
-        """A finite number >= 0."""
+        """A number from 0 to ``LARGEST``."""
         value = self.required(name, "a number")
-        if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
+        if type(value) not in (int, float) or not 0 <= value < math.inf:
             raise self.wrong(name, "a finite number >= 0", value)
+        if value > LARGEST:
+            raise self.wrong(name, "a number of at most 2**53", value)
         return float(value)
 
     def optional_number(self, name: str) -> float | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from evolving_infra.errors import InputError, wrong
 from evolving_infra.traces.agentic_mooncake import SCHEMA, read_agentic_mooncake
 from evolving_infra.traces.mooncake import read_mooncake
+from evolving_infra.traces.rows import OVERLONG
 from evolving_infra.traces.weka import read_weka
 from evolving_infra.traces.workload import Workload
 
@@ -19,11 +20,17 @@ def load(path: str | Path) -> Workload:
         InputError: The file can't be read, is cut off, is foreign, or has a wrong field.
     """
     path = Path(path)
-    text = _text(path)
+    try:
+        return _workload(path, _text(path))
+    except RecursionError:
+        raise wrong(path.name, FORMATS, "JSON that is nested too deeply") from None
+
+
+def _workload(path: Path, text: str) -> Workload:
     first_line, _, rest = text.partition("\n")
     try:
         head = json.loads(first_line)
-    except json.JSONDecodeError:
+    except ValueError:
         head = None
     if head is None or not rest.strip():
         head = _whole(path.name, text)
@@ -57,4 +64,6 @@ def _whole(where: str, text: str) -> object:
         got = "the end of the file" if cut else text[error.pos : error.pos + 20]
         place = f"{where}, line {error.lineno}, column {error.colno}"
         raise wrong(place, f"complete JSON of {FORMATS}", got) from None
+    except ValueError:
+        raise wrong(where, FORMATS, OVERLONG) from None
     return whole

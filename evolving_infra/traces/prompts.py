@@ -18,15 +18,15 @@ Tokens = tuple[int, ...]
 
 
 class PromptBuilder:
-    """Prompts of one run of a (scaled) workload. ``lap`` makes the tokens of each run different.
+    """Prompts of one run of a (scaled) workload; another ``lap`` or ``salt`` has other tokens.
 
-    Made-up tokens are bytes, in ``[0, 256)``, and depend on the workload's name, the lap and the
-    block id (past the last block: the request id) only.
+    Made-up tokens are bytes, in ``[0, 256)``, and depend on the workload's name, the lap, the salt
+    and the block id (past the last block: the request id) only.
     """
 
-    def __init__(self, workload: Workload, lap: int = 0) -> None:
+    def __init__(self, workload: Workload, lap: int = 0, salt: str = "") -> None:
         self._workload = workload
-        self._seed = f"{workload.name}\0{lap}"
+        self._seed = f"{workload.name}\0{lap}\0{salt}"
         self._size = Fraction(workload.block_size)
         self._requests = {request.request: request for request in workload.requests}
         self._follows = _followed(workload)

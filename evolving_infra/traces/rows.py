@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from evolving_infra.errors import wrong
 from evolving_infra.traces.fields import Fields
 
+OVERLONG = "an integer of thousands of digits"
+"""All that the JSON reader refuses without it being wrong JSON."""
+
 
 def rows(where: str, text: str) -> Iterator[Fields]:
     """One ``Fields`` a line; empty lines are skipped. ``InputError`` on a line that is not JSON."""
@@ -17,4 +20,6 @@ def rows(where: str, text: str) -> Iterator[Fields]:
             raw = json.loads(line)
         except json.JSONDecodeError as error:
             raise wrong(f"{place}, column {error.colno}", "a complete JSON object", line) from None
+        except ValueError:
+            raise wrong(place, "a JSON object", OVERLONG) from None
         yield Fields(place, raw)

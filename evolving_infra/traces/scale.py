@@ -19,7 +19,7 @@ from evolving_infra.traces.workload import (
 
 def parse_scale(text: str) -> Fraction:
     """``1/32``, ``0.5`` or ``2`` as an exact positive number. ``InputError`` on anything else."""
-    match = re.fullmatch(r"\d+(\.\d+)?(/\d+)?", text)
+    match = re.fullmatch(r"\d{1,18}(\.\d{1,18})?(/\d{1,18})?", text)
     if not match or (match[1] and match[2]) or (match[2] and int(match[2][1:]) == 0):
         raise wrong("scale", "a positive number such as 1/32", text)
     value = Fraction(text)
@@ -41,7 +41,7 @@ def scale(
     """
     if tokens <= 0 or time <= 0:
         raise wrong("scale", "a positive number", min(tokens, time))
-    if max_wait is not None and max_wait < 0:
+    if max_wait is not None and not max_wait >= 0:
         raise wrong("max_wait", "at least 0 s", max_wait)
     return replace(
         workload,

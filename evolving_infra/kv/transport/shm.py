@@ -7,11 +7,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from evolving_infra.errors import PeerError
 from evolving_infra.kv.host_pool import HostPool
 from evolving_infra.kv.pool_door import open_pool
-from evolving_infra.kv.refs import host_blocks_of
-from evolving_infra.kv.transport.transport import BlockMove, ReadState, ReadTicket
+from evolving_infra.kv.refs import host_blocks_of, is_inside
+from evolving_infra.kv.transport.transport import BlockMove, ReadTicket
 from evolving_infra.ops.block_copy import block_copy
 from evolving_infra.ops.wire_block import WireLayout
 
@@ -40,10 +39,7 @@ class ShmTransport:
 
     def open(self, address: str, timeout: float) -> HostPool:
         """Map the pool of the store at ``address`` read-only."""
-        pool = open_pool(address, self._secret, layout_digest=self._wire.digest, timeout=timeout)
-        if pool.memory.shape[1] != self._wire.slot_bytes:
-            pool.close()
-            raise PeerError(f"the pool of {address} has slots of another size")
+        pool = open_pool(address, self._secret, wire=self._wire, timeout=timeout)
         pool.close()  # the mapping stays
         return pool
 
@@ -52,9 +48,6 @@ class ShmTransport:
         stop = threading.Event()
         future = self._executor.submit(self._copy, peer.memory, tuple(moves), stop)
         return ShmTicket(future, stop)
-
-    def poll(self, ticket: ReadTicket) -> ReadState:
-        return ReadState.DRAINED if ticket.drained.done() else ReadState.COPYING
 
     def cancel(self, ticket: ReadTicket) -> None:
         assert isinstance(ticket, ShmTicket), "a ticket of this transport"
@@ -77,13 +70,9 @@ class ShmTransport:
 
     def _copy_piece(self, source: NDArray[np.uint8], moves: tuple[BlockMove, ...]) -> list[bool]:
         shards = self._wire.shards
-        legal = [_is_inside(move.remote.slots, shards, len(source)) for move in moves]
+        legal = [is_inside(move.remote, len(source), shards) for move in moves]
         good = [move for move, inside in zip(moves, legal, strict=True) if inside]
         remote = host_blocks_of(source, [move.remote for move in good], shards)
         local = host_blocks_of(self._memory, [move.local for move in good], shards)
         copied = iter(block_copy(remote, local, self._wire))
         return [inside and next(copied) for inside in legal]
-
-
-def _is_inside(slots: tuple[int, ...], shards: int, num_slots: int) -> bool:
-    return len(slots) == shards and all(0 <= slot < num_slots for slot in slots)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, Protocol
 
 from evolving_infra.kv.slots import BlockRef
@@ -15,13 +14,6 @@ class BlockMove:
 
     remote: BlockRef
     local: BlockRef
-
-
-class ReadState(str, Enum):
-    """``DRAINED`` means that nothing writes to the local slots any more."""
-
-    COPYING = "copying"
-    DRAINED = "drained"
 
 
 class ReadTicket:
@@ -46,9 +38,6 @@ class Transport(Protocol):
 
     def read(self, peer: Any, moves: Sequence[BlockMove]) -> ReadTicket:
         """Start to read; returns at once. ``peer`` is what ``open`` returned."""
-
-    def poll(self, ticket: ReadTicket) -> ReadState:
-        """Where the read stands."""
 
     def cancel(self, ticket: ReadTicket) -> None:
         """Stop as soon as possible; the local slots are safe only once ``drained`` resolves."""
