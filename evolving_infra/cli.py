@@ -85,6 +85,7 @@ def _cluster_flags(parser: argparse.ArgumentParser, port: int) -> None:
     )
     group.add_argument("--model", default="tiny-mla-moe", help="tiny-mla-moe or tiny-gqa")
     group.add_argument("--page-size", type=int, default=16, help="tokens per block: 16, 32 or 64")
+    group.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     group.add_argument("--tp", type=int, default=2, help="ranks per node (default: %(default)s)")
     group.add_argument(
         "--max-context", type=int, help="tokens of prompt and output (default: 8192)"
@@ -155,6 +156,7 @@ def _cluster_config(options: argparse.Namespace, fit_tokens: int = 0) -> Cluster
             model=options.model,
             page_size=options.page_size,
             tp_size=options.tp,
+            device=options.device,
             device_pages=pages,
             max_context_tokens=context,
             verify=options.verify,

@@ -9,6 +9,7 @@ from evolving_infra.errors import wrong
 from evolving_infra.types import Attention, KvLayout, Role
 
 PAGE_SIZES = (16, 32, 64)
+DEVICES = ("cpu", "cuda")
 KV_DTYPES = {"bfloat16": 2, "float32": 4}
 
 
@@ -67,6 +68,8 @@ class EngineConfig:
             raise wrong("page_size", f"one of {PAGE_SIZES}", self.page_size)
         if self.kv_dtype not in KV_DTYPES:
             raise wrong("kv_dtype", f"one of {', '.join(KV_DTYPES)}", self.kv_dtype)
+        if self.device not in DEVICES:
+            raise wrong("device", f"one of {', '.join(DEVICES)}", self.device)
         if self.verify not in ("pool", "device"):
             raise wrong("verify", "pool or device", self.verify)
         shape = self.model_config

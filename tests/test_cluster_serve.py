@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
+from tests.conftest import free_port
+
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 PROMPT = [(7 * i * i + 3 * i) % 251 for i in range(300)]
@@ -193,3 +195,17 @@ def test_an_engine_killed_mid_request_does_not_change_its_tokens(serve: Any) -> 
             return tokens_of(await request)
 
         assert asyncio.run(killed_midway()) == truth
+
+
+def test_what_can_not_run_is_said_at_once() -> None:
+    command = [sys.executable, "-m", "evolving_infra.cli", "serve", "--port", str(free_port())]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "EVOLVING_INFRA_FAULT": "no_such_fault"},
+        timeout=100,
+    )
+    assert done.returncode == 1
+    assert "can't run" in done.stderr
+    assert "EVOLVING_INFRA_FAULT: expected one of zero_restore" in done.stderr

@@ -15,7 +15,7 @@ from evolving_infra.engine.model import Model, Segment, device_pools
 from evolving_infra.engine.moe import moe, swiglu
 from evolving_infra.engine.tiles import TILE_ROWS, pad_rows, tiled_matmul
 from evolving_infra.engine.weights import ExpertWeights, MlpWeights
-from evolving_infra.errors import BackendError
+from evolving_infra.errors import BackendError, BackendMissing, InputError
 from evolving_infra.types import VOCAB_USED
 from tests.test_engine_rig import GQA, SMALL, Rig, alone, prompt_of
 
@@ -216,3 +216,11 @@ def test_a_machine_that_breaks_the_rule_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(model_module, "tiled_matmul", depends_on_batch)
     with pytest.raises(BackendError, match="depend on the batch"):
         check_invariance(model)
+
+
+def test_a_device_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(BackendMissing, match="device: torch finds no CUDA device"):
+        Model(replace(SMALL, device="cuda"))
+    with pytest.raises(InputError, match="device: expected one of cpu, cuda, got 'tpu'"):
+        replace(SMALL, device="tpu")

@@ -22,6 +22,7 @@ from typing import Any
 
 from evolving_infra.cluster.admin import cluster_state
 from evolving_infra.cluster.places import Places
+from evolving_infra.cluster.process import REFUSED
 from evolving_infra.cluster.remote import RemoteCluster
 from evolving_infra.config import ClusterConfig
 from evolving_infra.errors import EvolvingInfraError, PeerError, wrong
@@ -182,10 +183,10 @@ class Launcher:
                 return
             lived = time.monotonic() - child.started
             child.quick_deaths = child.quick_deaths + 1 if lived < QUICK_DEATH_S else 0
-            log.warning("%s ended with code %s; restarting it", child.name, code)
-            if child.quick_deaths >= QUICK_DEATHS:
+            if code == REFUSED or child.quick_deaths >= QUICK_DEATHS:
                 self._fail(child, code)
                 return
+            log.warning("%s ended with code %s; restarting it", child.name, code)
             await asyncio.sleep(RESTART_PAUSE_S)
             if self._stopping:
                 return
@@ -193,10 +194,8 @@ class Launcher:
             child.started = time.monotonic()
 
     def _fail(self, child: Child, code: int) -> None:
-        text = (
-            f"{child.name} died {child.quick_deaths} times in a row with code {code}: "
-            f"{last_line(self.places.logs / f'{child.name}.log')}"
-        )
+        ended = "can't run" if code == REFUSED else f"keeps ending with code {code}"
+        text = f"{child.name} {ended}: {last_line(self.places.logs / f'{child.name}.log')}"
         if not self.failed.done():
             self.failed.set_exception(PeerError(text))
 

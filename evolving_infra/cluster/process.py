@@ -13,19 +13,23 @@ from typing import Any
 
 from evolving_infra import env
 from evolving_infra.cluster.places import Places
-from evolving_infra.errors import EvolvingInfraError, InputError
+from evolving_infra.errors import BackendError, EvolvingInfraError, InputError
 from evolving_infra.kv.channel import Channel, Handler, connect
 
 PR_SET_PDEATHSIG = 1
 RECONNECT_S = 0.2
 CRASHED = 70
+REFUSED = 78
 
 Main = Callable[[Places, str, str, asyncio.Event], Awaitable[None]]
 """(places, secret, name of this process, set when it shall stop)"""
 
 
 def run(main: Main, description: str) -> None:
-    """Run ``main`` until it returns or a signal asks it to stop. Exit code 1 on an error."""
+    """Run ``main`` until it returns or a signal asks it to stop.
+
+    Exit code 1 on an error, ``REFUSED`` if trying again can't help.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--run-dir", type=Path, required=True, help="run directory of the cluster")
     parser.add_argument("--name", default="", help="name of this process, such as node0")
@@ -40,7 +44,7 @@ def run(main: Main, description: str) -> None:
         asyncio.run(_until_signalled(main, Places(options.run_dir), options.name))
     except EvolvingInfraError as error:
         logging.getLogger("evolving_infra").error("%s", error)
-        sys.exit(1)
+        sys.exit(REFUSED if isinstance(error, InputError | BackendError) else 1)
 
 
 async def _until_signalled(main: Main, places: Places, name: str) -> None:

@@ -17,11 +17,19 @@ from evolving_infra.engine.attention import PagedAttention, head_shape
 from evolving_infra.engine.moe import moe, swiglu
 from evolving_infra.engine.tiles import pad_rows, rms_norm, tiled_matmul
 from evolving_infra.engine.weights import ExpertWeights, LayerWeights, random_weights
+from evolving_infra.errors import BackendMissing
 from evolving_infra.types import Attention, KvLayout
 
 ROPE_THETA = 10_000.0
 Pools = list[list[Tensor]]
 """``pools[rank][layer]``: ``[num_pages, page_size, row]`` of the KV dtype."""
+
+
+def _device(name: str) -> torch.device:
+    """The named device. ``BackendMissing`` if torch can't use it here."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise BackendMissing("device: torch finds no CUDA device and driver here; use --device cpu")
+    return torch.device(name)
 
 
 def device_pools(layout: KvLayout, num_pages: int, device: torch.device) -> Pools:
@@ -63,7 +71,7 @@ class Model:
 
     def __init__(self, config: EngineConfig) -> None:
         shape = config.model_config
-        self.device = torch.device(config.device)
+        self.device = _device(config.device)
         self.shape = shape
         self.layout = config.layout
         self.page_size = config.page_size
