@@ -366,3 +366,25 @@ def test_settings(field: str, value: Any) -> None:
     good: dict[str, Any] = {"model": "m", "max_context_tokens": 10}
     with pytest.raises(InputError, match=f"^{field}: expected"):
         GatewaySettings(**{**good, field: value})
+
+
+def test_a_body_that_is_not_what_its_encoding_says_is_refused() -> None:
+    async def main() -> None:
+        async with serving(EchoCluster()) as client:
+            headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+            async with client.post("/v1/completions", data=b"{}", headers=headers) as response:
+                error = await refused(response, 400)
+            assert error["message"].startswith("body: expected it whole")
+
+    run(main())
+
+
+def test_far_too_many_token_ids_are_refused_before_they_are_looked_at() -> None:
+    async def main() -> None:
+        async with serving(EchoCluster()) as client:
+            body = {"prompt": [1] * 100_000 + ["not a token"]}
+            async with client.post("/v1/completions", json=body) as response:
+                error = await refused(response, 400)
+            assert "tokens, got '100001 tokens'" in error["message"]
+
+    run(main())

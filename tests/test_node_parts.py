@@ -105,6 +105,15 @@ def test_a_run_dir_that_others_may_write_to_is_refused_and_left_alone(tmp_path: 
         Places.create(tmp_path / ("long" * 40))
 
 
+def test_a_run_dir_serves_one_cluster_at_a_time(tmp_path: Path) -> None:
+    places = Places.create(tmp_path / "run")
+    held = places.lock()
+    with pytest.raises(InputError, match="run_dir: expected a folder that no running cluster"):
+        Places.create(tmp_path / "run").lock()
+    os.close(held)
+    os.close(places.lock())
+
+
 def test_a_taken_port_is_one_sentence_before_anything_starts(tmp_path: Path) -> None:
     async def start(port: int) -> None:
         async with running_cluster(ClusterConfig(split="1B", port=port), tmp_path / "run"):

@@ -11,7 +11,13 @@ from evolving_infra.errors import InputError
 from evolving_infra.traces.agentic_mooncake import read_agentic_mooncake, write_agentic_mooncake
 from evolving_infra.traces.load import load
 from evolving_infra.traces.stats import reused_tokens, trace_stats
-from evolving_infra.traces.workload import Dependency, TraceRequest, Trigger, Workload
+from evolving_infra.traces.workload import (
+    Dependency,
+    TraceRequest,
+    Trigger,
+    Workload,
+    in_dependency_order,
+)
 from evolving_infra.types import BranchKind
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -272,3 +278,9 @@ def test_a_real_trace_cut_in_the_middle_is_refused(tmp_path):
     path.write_text(whole[: len(whole) // 2])
     with pytest.raises(InputError, match=r"cut\.json, line 1, column \d+"):
         load(path)
+
+
+def test_a_request_id_used_twice_is_refused() -> None:
+    row = TraceRequest(request="a", branch="b", input_tokens=4, output_tokens=1)
+    with pytest.raises(InputError, match="a request id used once"):
+        in_dependency_order("x", [row, row])

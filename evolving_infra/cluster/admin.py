@@ -18,7 +18,10 @@ def change_role(url: str, node: str, role: str) -> dict[str, Any]:
     Raises ``PeerError`` if no gateway answers, ``InputError`` with its sentence if it refuses.
     """
     path = f"/v1/cluster/nodes/{urllib.parse.quote(node, safe='')}/role"
-    return _ask(url, path, {"role": role})
+    change = _ask(url, path, {"role": role})
+    if not {"node", "from", "to", "control_s"} <= change.keys():
+        raise PeerError(f"what answers at {url} is no gateway of this kind")
+    return change
 
 
 def cluster_state(url: str) -> dict[str, Any]:

@@ -51,7 +51,10 @@ async def main(places: Places, secret: str, name: str, stop: asyncio.Event) -> N
         guarded(link.meet([places.store(peer) for peer in config.roles])),
     ]
     # Announce the node with its pool, or the first requests would recompute what the pool has.
-    await asyncio.wait([asyncio.create_task(link.attached.wait())], timeout=ATTACH_S)
+    waits = [asyncio.create_task(event.wait()) for event in (link.attached, stop)]
+    await asyncio.wait(waits, timeout=ATTACH_S, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
     await keep_connected(
         places.controller, secret, stop, node.handle, node.opened, kind="engine", name=name
     )

@@ -221,7 +221,9 @@ async def running_cluster(
             run_dir = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="evolving-infra-"))
             )
-        launcher = Launcher(config, Places.create(run_dir))
+        places = Places.create(run_dir)
+        stack.callback(os.close, places.lock())
+        launcher = Launcher(config, places)
         try:
             await launcher.start()
             await launcher.wait_ready(on_wait)

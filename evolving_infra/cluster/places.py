@@ -1,5 +1,6 @@
 """Where the processes of one cluster meet: a private run directory with sockets, logs, config."""
 
+import fcntl
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,20 @@ class Places:
             )
         places.logs.mkdir(exist_ok=True)
         return places
+
+    def lock(self) -> int:
+        """Claim the folder for one cluster, until the returned fd is closed or this process ends.
+
+        Raises ``InputError`` if a running cluster has it.
+        """
+        fd = os.open(self.run_dir / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            expected = "a folder that no running cluster uses"
+            raise wrong("run_dir", expected, str(self.run_dir)) from None
+        return fd
 
     @property
     def config(self) -> Path:

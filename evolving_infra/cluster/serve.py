@@ -1,28 +1,19 @@
 """``evolving-infra serve``: a cluster for a person's own client, until Ctrl-C."""
 
-import asyncio
-import contextlib
-import signal
 from pathlib import Path
 
+from evolving_infra.cluster.interrupt import run_interruptibly
 from evolving_infra.cluster.launcher import Launcher, running_cluster
 from evolving_infra.config import ClusterConfig
 
 
 def serve(config: ClusterConfig, run_dir: Path | None) -> int:
     """Run until a signal. ``PeerError`` if the cluster can't start or a process keeps dying."""
-    asyncio.run(_until_signalled(config, run_dir))
+    try:
+        run_interruptibly(_run(config, run_dir))
+    except KeyboardInterrupt:
+        print("stopped")
     return 0
-
-
-async def _until_signalled(config: ClusterConfig, run_dir: Path | None) -> None:
-    """Cancelling the cluster's task stops its processes, also in the middle of start-up."""
-    running = asyncio.create_task(_run(config, run_dir))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await running
-    print("stopped")
 
 
 async def _run(config: ClusterConfig, run_dir: Path | None) -> None:

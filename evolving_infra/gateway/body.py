@@ -6,6 +6,7 @@ the gateway first, which does not agree.
 
 from aiohttp import web
 
+from evolving_infra.errors import InputError
 from evolving_infra.gateway.failures import HttpError
 from evolving_infra.gateway.fields import Body, parse_json
 
@@ -23,4 +24,7 @@ async def read_body(request: web.Request) -> Body:
     if request.content_type != "application/json" and (given or "Origin" in request.headers):
         text = f"Content-Type: expected application/json, got {given!r}"
         raise HttpError(415, text, param="Content-Type")
-    return parse_json(await request.read())
+    try:
+        return parse_json(await request.read())
+    except web.RequestPayloadError as error:
+        raise InputError(f"body: expected it whole and as its headers say, got {error}") from None

@@ -17,7 +17,7 @@ def parse_prompts(body: Body, limits: GatewaySettings) -> tuple[tuple[int, ...],
     """
     value = body.get("prompt")
     if isinstance(value, str) or _is_tokens(value):
-        return (_parse_one(value, "prompt"),)
+        return (_parse_one(value, "prompt", limits),)
     if not isinstance(value, list) or not value:
         raise wrong("prompt", FORMS, value)
     if len(value) > limits.max_prompts:
@@ -30,7 +30,7 @@ def parse_prompts(body: Body, limits: GatewaySettings) -> tuple[tuple[int, ...],
         if type(one) is not first:
             expected = "a string" if first is str else "a list of token ids"
             raise wrong(f"prompt[{index}]", f"{expected}, as before it", one)
-        prompts.append(_parse_one(one, f"prompt[{index}]"))
+        prompts.append(_parse_one(one, f"prompt[{index}]", limits))
     return tuple(prompts)
 
 
@@ -38,11 +38,14 @@ def _is_tokens(value: object) -> bool:
     return isinstance(value, list) and bool(value) and type(value[0]) is int
 
 
-def _parse_one(value: object, field: str) -> tuple[int, ...]:
+def _parse_one(value: object, field: str, limits: GatewaySettings) -> tuple[int, ...]:
     if isinstance(value, str):
         tokens = tuple(encode(value, field))
     else:
         assert isinstance(value, list), "the caller passes text or a list"
+        if len(value) > limits.max_context_tokens:  # before looking at every one of them
+            expected = f"at most {limits.max_context_tokens} tokens"
+            raise wrong(field, expected, f"{len(value)} tokens")
         for index, token in enumerate(value):
             if type(token) is not int or not 0 <= token < VOCAB_USED:
                 raise wrong(f"{field}[{index}]", f"a token id from 0 to {VOCAB_USED - 1}", token)

@@ -62,11 +62,11 @@ class Channel:
         self._waiting[number] = future
         try:
             self._write({"op": op, "id": number, **fields})
-            return await asyncio.wait_for(future, timeout)
-        except (asyncio.TimeoutError, TimeoutError):
-            raise PeerError(
-                f"{op}: no answer from {self.peer.get('name')} in {timeout} s"
-            ) from None
+            # not wait_for: before Python 3.12 it can swallow a cancellation
+            done, _ = await asyncio.wait([future], timeout=timeout)
+            if not done:
+                raise PeerError(f"{op}: no answer from {self.peer.get('name')} in {timeout} s")
+            return future.result()
         finally:
             self._waiting.pop(number, None)
 

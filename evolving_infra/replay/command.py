@@ -1,7 +1,6 @@
 """``evolving-infra replay``: load and scale traces, start a cluster for them, replay, report."""
 
 import argparse
-import asyncio
 import contextlib
 import json
 import os
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from evolving_infra.cluster.interrupt import run_interruptibly
 from evolving_infra.cluster.launcher import running_cluster
 from evolving_infra.config import ClusterConfig
 from evolving_infra.errors import InputError, wrong
@@ -48,7 +48,7 @@ def replay(options: argparse.Namespace, config_for: ConfigFor) -> int:
         async with _cluster(options, config, console) as url:
             return await run_replay(wanted, url, console)
 
-    report = asyncio.run(run())
+    report = run_interruptibly(run())
     print_report(report, console)
     if options.json is not None:
         _write(options.json, report)

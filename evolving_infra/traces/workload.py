@@ -152,10 +152,14 @@ def in_dependency_order(name: str, requests: Iterable[TraceRequest]) -> tuple[Tr
     """The requests, each as early as the given order and its dependencies allow.
 
     Raises:
-        InputError: A dependency is unknown or part of a cycle.
+        InputError: An id is used twice; a dependency is unknown or part of a cycle.
     """
     waiting = list(requests)
-    known = {request.request for request in waiting}
+    known: set[str] = set()
+    for request in waiting:
+        if request.request in known:
+            raise wrong(f"{name}, {request.request}", "a request id used once", request.request)
+        known.add(request.request)
     done: dict[str, TraceRequest] = {}
     while waiting:
         blocked = []
