@@ -127,9 +127,11 @@ def test_a_store_that_restarts_while_it_is_attached_is_noticed(
             return pool
 
         monkeypatch.setattr(store_client, "open_pool", slow)
-        async with store_at(address, blocks=2):
+        async with store_at(address, blocks=2) as server:
             connecting = asyncio.create_task(StoreClient.connect(address, SECRET, MLA))
             assert await asyncio.to_thread(mapped.wait, 30)
+            while not server._channels:
+                await asyncio.sleep(0)
         async with store_at(address, blocks=2):
             go_on.set()
             client = await connecting

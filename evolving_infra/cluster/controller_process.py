@@ -11,23 +11,32 @@ from evolving_infra.cluster.places import Places
 from evolving_infra.cluster.process import run
 from evolving_infra.config import ClusterConfig
 from evolving_infra.control.journal import Journal
-from evolving_infra.kv.channel import serve
+from evolving_infra.kv.channel import Channel, serve
 
 
 async def main(places: Places, secret: str, name: str, stop: asyncio.Event) -> None:
-    """Serve until ``stop``."""
+    """Serve until ``stop``, then close every connection."""
     config = places.read_config()
     started = time.monotonic()
+    connections: dict[asyncio.Task[None] | None, Channel] = {}
     with _journal(places, config) as journal:
         controller = Controller(config, places.store, lambda: time.monotonic() - started, journal)
-        server = await serve(
-            places.controller,
-            secret,
-            lambda channel: accept(controller, channel),
-            name="controller",
-        )
+
+        async def on_channel(channel: Channel) -> None:
+            connections[asyncio.current_task()] = channel
+            try:
+                await accept(controller, channel)
+            finally:
+                del connections[asyncio.current_task()]
+
+        server = await serve(places.controller, secret, on_channel, name="controller")
         await controller.run_timers(stop)
         server.close()
+        serving = [task for task in connections if task is not None]
+        for channel in list(connections.values()):
+            await channel.close()
+        if serving:
+            await asyncio.wait(serving)
 
 
 @contextlib.contextmanager
