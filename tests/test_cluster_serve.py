@@ -8,6 +8,7 @@ import subprocess
 import sys
 import urllib.error
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -209,3 +210,22 @@ def test_what_can_not_run_is_said_at_once() -> None:
     assert done.returncode == 1
     assert "can't run" in done.stderr
     assert "EVOLVING_INFRA_FAULT: expected one of zero_restore" in done.stderr
+
+
+def test_a_silent_engine_loses_its_requests_to_others_and_may_come_back(serve: Any) -> None:
+    with serve("--split", "1P2D") as cluster:
+        truth = tokens_of(complete(cluster, PROMPT, max_tokens=200))
+        pids = {name: cluster.node(name)["pid"] for name in ("node1", "node2")}
+        with ThreadPoolExecutor(4) as pool:
+            answers = [pool.submit(complete, cluster, PROMPT, max_tokens=200) for _ in range(4)]
+            cluster.wait_until(
+                lambda: cluster.node("node1")["running"] + cluster.node("node2")["running"] > 1,
+                "requests decoding",
+            )
+            os.kill(pids["node1"], signal.SIGSTOP)
+            try:
+                assert [tokens_of(answer.result()) for answer in answers] == [truth] * 4
+            finally:
+                os.kill(pids["node1"], signal.SIGCONT)
+        cluster.wait_until(lambda: cluster.node("node1")["up"], "node1 back")
+        assert tokens_of(complete(cluster, PROMPT, max_tokens=200)) == truth

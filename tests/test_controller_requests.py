@@ -170,7 +170,6 @@ def test_a_role_change_moves_what_is_queued() -> None:
         assert change is not None
         assert (change.moved_requests, change.failed_requests) == (1, 0)
         assert entry.node not in (node, None)
-        await asyncio.gather(*rig.controller.counting)
         assert (change.drain_s, change.blocks_lost) == (0.0, 0)
 
     asyncio.run(main())
@@ -187,6 +186,39 @@ def test_an_engine_too_slow_to_answer_a_role_change_loses_its_queued_request() -
         assert rig.engines[node].of("cancel") == [{"request": "r"}]
         await rig.token(entry, 99, node=node, attempt=attempt)
         assert rig.client.of("tokens") == []
+
+    asyncio.run(main())
+
+
+def test_an_engine_too_slow_to_answer_keeps_a_request_that_has_started() -> None:
+    async def main() -> None:
+        rig = Rig("2P1D")
+        entry = rig.submit()
+        node = str(entry.node)
+        rig.engines[node].answers["withdraw"] = PeerError("no answer in 5 s")
+        changing = asyncio.create_task(rig.controller.set_role(node, Role.DECODE))
+        await asyncio.create_task(rig.started(entry))  # the word that it runs was on its way
+        await changing
+        assert entry.node == node
+        assert rig.engines[node].of("cancel") == []
+        await rig.token(entry, 7, "length")
+        assert len(rig.client.of("finished")) == 1
+
+    asyncio.run(main())
+
+
+def test_any_number_of_role_changes_fails_no_queued_request() -> None:
+    async def main() -> None:
+        rig = Rig("2P1D")
+        entry = rig.submit()
+        for wire in rig.engines.values():
+            wire.answers["withdraw"] = {"withdrawn": True}
+        for _ in range(40):
+            node = str(entry.node)
+            await rig.controller.set_role(node, Role.DECODE)
+            await rig.controller.set_role(node, Role.PREFILL)
+        assert rig.client.of("failed") == []
+        assert entry.node is not None
 
     asyncio.run(main())
 
@@ -222,7 +254,6 @@ def test_a_running_request_is_waited_for_and_lost_blocks_are_the_stores_word() -
         assert change.drain_s is None
         rig.now = 3.0
         await rig.token(entry, 7, "length")
-        await asyncio.gather(*rig.controller.counting)
         assert (change.drain_s, change.blocks_lost, change.failed_requests) == (2.0, 3, 0)
 
     asyncio.run(main())

@@ -1,5 +1,6 @@
 """Who talks to the controller: engines, stores and the front door; one class for each."""
 
+import asyncio
 import logging
 from typing import Any
 
@@ -15,6 +16,10 @@ from evolving_infra.types import VOCAB_USED, BranchKind, Phase, Role, Tier
 
 log = logging.getLogger(__name__)
 
+PING_EVERY_S = 1.0
+SILENCE_S = 10.0
+"""A stopped or stuck process counts as lost after this time; it may come back."""
+
 
 async def accept(controller: Controller, channel: Channel) -> None:
     """Serve one connection until it closes."""
@@ -25,10 +30,24 @@ async def accept(controller: Controller, channel: Channel) -> None:
         return
     connection = kind(controller, channel)
     connection.opened()
+    watching = asyncio.create_task(_watch(channel)) if kind is not ClientConnection else None
     try:
         await channel.run(connection.handle)
     finally:
+        if watching is not None:
+            watching.cancel()
         connection.closed()
+
+
+async def _watch(channel: Channel) -> None:
+    """End the connection of a process that is there but silent: its work goes elsewhere."""
+    while not channel.closed:
+        await asyncio.sleep(PING_EVERY_S)
+        try:
+            await channel.call("ping", timeout=SILENCE_S)
+        except PeerError as error:
+            log.warning("%s %s: %s", channel.peer.get("kind"), channel.peer.get("name"), error)
+            await channel.abort()
 
 
 class EngineConnection:

@@ -26,7 +26,7 @@ from evolving_infra.control.journal import Journal
 from evolving_infra.control.plane import ControlPlane
 from evolving_infra.errors import EvolvingInfraError, PeerError
 from evolving_infra.kv.channel import Channel
-from evolving_infra.types import Phase, Role
+from evolving_infra.types import BlockKey, Phase, Role
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,6 @@ class Controller:
         self._journal = journal
         self._timer_moved = asyncio.Event()
         self._withdrawals: set[asyncio.Task[str | None]] = set()
-        self.counting: set[asyncio.Task[None]] = set()
 
     # -- the plane ---------------------------------------------------------------------------
 
@@ -201,8 +200,9 @@ class Controller:
             withdrawn = bool(answer["withdrawn"])
         except PeerError as error:
             log.warning("withdraw: %s", error)
-            channel.tell("cancel", request=entry.request)
             withdrawn = not entry.started
+            if withdrawn:
+                channel.tell("cancel", request=entry.request)
         if not withdrawn or self.ledger.current(entry.request, attempt, node) is None:
             return None
         try:
@@ -289,7 +289,7 @@ class Controller:
     def _close(self, entry: Entry, *, failed: bool) -> None:
         self.ledger.remove(entry.request)
         self.roles.left(entry.request, failed=failed)
-        self._settle_roles()
+        self.roles.settle(self._clock())
 
     def _end_anonymous(self, entry: Entry) -> None:
         if entry.submission.anonymous:
@@ -304,7 +304,7 @@ class Controller:
             return None
         draining = [entry.request for entry in self.ledger.at(node) if not role.serves(entry.phase)]
         keys = self.plane.keys_at(node)
-        change = self.roles.begin(node, before, role, self._clock(), draining, keys)
+        change = self.roles.begin(node, before, role, self._clock(), draining)
         self.apply(ev.RoleAsked(node=node, role=role))
         moved: list[str] = []
         while self._withdrawals:
@@ -313,25 +313,20 @@ class Controller:
             if request is not None:
                 moved.append(request)
         self.roles.switched(change, self._clock(), moved)
-        self._settle_roles()
+        change.blocks_lost = await self._missing(node, keys)
+        self.roles.settle(self._clock())
         return change
 
-    def _settle_roles(self) -> None:
-        """Close the records of changes that have drained: ask the store what it still has."""
-        for change in self.roles.take_drained(self._clock()):
-            task = asyncio.create_task(self._count_lost(change))
-            self.counting.add(task)
-            task.add_done_callback(self.counting.discard)
-
-    async def _count_lost(self, change: RoleChange) -> None:
-        store = self.stores.get(change.node)
-        lost = len(change.keys_before)  # all of them, unless the store shows that it has them
-        if store is not None:
-            try:
-                answer = await store.call(
-                    "missing", timeout=WITHDRAW_S, keys=join_keys(sorted(change.keys_before))
-                )
-                lost = answer["missing"]
-            except PeerError as error:
-                log.warning("role change of %s: %s", change.node, error)
-        self.roles.settle(change, lost)
+    async def _missing(self, node: str, keys: frozenset[BlockKey]) -> int:
+        """How many of ``keys`` the node's store lacks; all of them if it does not answer."""
+        store = self.stores.get(node)
+        if store is None:
+            return len(keys)
+        try:
+            joined = join_keys(sorted(keys))
+            answer = await store.call("missing", timeout=WITHDRAW_S, keys=joined)
+        except PeerError as error:
+            log.warning("role change of %s: %s", node, error)
+            return len(keys)
+        missing: int = answer["missing"]
+        return missing

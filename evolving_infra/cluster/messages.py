@@ -4,7 +4,8 @@ Controller to engine: ``prefill``, ``decode``, ``cancel``, ``counted``; calls ``
 Engine to controller: ``started``, ``tokens``, ``prefill_done``, ``failed``, ``l1``, ``measured``.
 Controller to store: ``counted``, ``prefetch``; call ``stats``. Store to controller: ``l2``,
 ``prefetched``. Front door to controller: calls ``submit``, ``end_branch``, ``set_role``, ``state``
-and ``abort``; it is told ``tokens``, ``finished``, ``failed``.
+and ``abort``; it is told ``tokens``, ``finished``, ``failed``. The controller calls ``ping`` on
+engines and stores, and ``missing`` on a store after a role change.
 
 Every message about a request carries ``attempt``: the number of the placement it belongs to, so
 that what a node says about a request it has lost is recognised and dropped.

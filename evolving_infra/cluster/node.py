@@ -43,7 +43,6 @@ class Placement:
     op: str
     arrived: float
     prepared: Prepared = field(default_factory=Prepared)
-    preparing: asyncio.Task[None] | None = None
     cached_tokens: int = 0
     restored_tokens: int = 0
     admitted: float = 0.0
@@ -66,6 +65,7 @@ class Node:
         """By name."""
         self._measured: dict[str, list[dict[str, float]]] = {"prefill": [], "decode": []}
         self._channel: Channel | None = None
+        self._preparing: set[asyncio.Task[None]] = set()
         self._counted = CountedBlocks(self._set_counted)
         self.writer = Writer(config.engine.layout, engine, link)
 
@@ -124,10 +124,15 @@ class Node:
             work = self._preparer.prefill(request, fields["fetches"])
         else:
             work = self._preparer.decode(request, fields["source"])
-        placement.preparing = guarded(self._prepare(placement, work))
+        task = guarded(self._prepare(placement, work))
+        self._preparing.add(task)
+        task.add_done_callback(self._preparing.discard)
 
     async def _prepare(self, placement: Placement, work: Awaitable[Prepared]) -> None:
         placement.prepared = prepared = await work
+        if placement.name not in self._placements:
+            self._release(placement)  # it was taken back meanwhile
+            return
         name, blocks, tail_tokens = placement.name, prepared.blocks, prepared.tail_tokens
         self._engine.post(lambda engine, now: engine.ready(name, blocks, tail_tokens, now))
 
@@ -149,8 +154,6 @@ class Node:
     def _forget(self, placement: Placement) -> None:
         if self._placements.pop(placement.name, None) is None:
             return
-        if placement.preparing is not None:
-            placement.preparing.cancel()
         self._release(placement)
 
     def _release(self, placement: Placement) -> None:

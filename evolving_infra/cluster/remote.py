@@ -13,6 +13,8 @@ from evolving_infra.kv.channel import Channel, Fields, connect, error_from
 from evolving_infra.types import Role
 
 CALL_S = 30.0
+RECONNECT_S = 3.0
+RETRY_S = 0.1
 
 Item = TokenDelta | Finish | Exception
 
@@ -85,11 +87,20 @@ class RemoteCluster:
     async def _open(self) -> Channel:
         async with self._opening:
             if self._channel is None or self._channel.closed:
-                self._channel = await connect(
-                    self._address, self._secret, kind="client", name="gateway"
-                )
+                self._channel = await self._connect()
                 self._reading = asyncio.create_task(self._read(self._channel))
             return self._channel
+
+    async def _connect(self) -> Channel:
+        """Try for a while: a controller that died is restarted within a second or two."""
+        deadline = asyncio.get_running_loop().time() + RECONNECT_S
+        while True:
+            try:
+                return await connect(self._address, self._secret, kind="client", name="gateway")
+            except PeerError:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+                await asyncio.sleep(RETRY_S)
 
     async def _read(self, channel: Channel) -> None:
         await channel.run(self._told)

@@ -4,14 +4,14 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from evolving_infra.types import BlockKey, Role
+from evolving_infra.types import Role
 
 
 @dataclass(kw_only=True)
 class RoleChange:
     """One change. ``drain_s`` is None until the last request of the old phase has left the node.
 
-    ``blocks_lost``: of the blocks readable there before, how many its store does not have then.
+    ``blocks_lost``: of the blocks readable there before, how many its store lacks after the switch.
     """
 
     node: str
@@ -23,14 +23,12 @@ class RoleChange:
     blocks_lost: int = 0
     failed_requests: int = 0
     moved_requests: int = 0
-    drained_at: float | None = None
     draining: set[str] = field(default_factory=set)
-    keys_before: frozenset[BlockKey] = frozenset()
 
     def to_map(self) -> dict[str, Any]:
         """The public keys, in the words of the report."""
         fields = asdict(self)
-        for private in ("draining", "keys_before", "asked_at", "drained_at"):
+        for private in ("draining", "asked_at"):
             del fields[private]
         fields["from"], fields["to"] = fields.pop("before").value, fields.pop("after").value
         return fields
@@ -49,16 +47,14 @@ class RoleLog:
         after: Role,
         now: float,
         draining: Iterable[str],
-        keys: Iterable[BlockKey],
     ) -> RoleChange:
-        """Open a record. ``keys``: blocks readable on the node before the change."""
+        """Open a record. ``draining``: requests on the node in a phase it gives up."""
         change = RoleChange(
             node=node,
             before=before,
             after=after,
             asked_at=now,
             draining=set(draining),
-            keys_before=frozenset(keys),
         )
         self._changes.append(change)
         return change
@@ -77,19 +73,11 @@ class RoleLog:
                 change.draining.discard(request)
                 change.failed_requests += failed
 
-    def take_drained(self, now: float) -> list[RoleChange]:
-        """Changes that have drained since the last call, to be settled with what they lost."""
-        drained = [c for c in self._changes if c.drained_at is None and not c.draining]
-        for change in drained:
-            change.drained_at = now
-        return drained
-
-    def settle(self, change: RoleChange, blocks_lost: int) -> None:
-        """Close the record."""
-        assert change.drained_at is not None, "only what has drained is settled"
-        change.drain_s = change.drained_at - change.asked_at
-        change.blocks_lost = blocks_lost
-        change.keys_before = frozenset()
+    def settle(self, now: float) -> None:
+        """Close the record of every change that has drained."""
+        for change in self._changes:
+            if change.drain_s is None and not change.draining:
+                change.drain_s = now - change.asked_at
 
     def to_list(self) -> list[dict[str, Any]]:
         return [change.to_map() for change in self._changes]

@@ -97,11 +97,10 @@ def role_asked(state: ControlState, event: RoleAsked, now: float) -> list[Comman
     node.role = after
     stripped = state.counts.change_role(state.branches.active(), node.name, after)
     commands: list[Command] = [RoleChanged(node=node.name, before=before, after=after)]
-    commands += [
-        Withdraw(request=request.name, node=node.name, phase=request.phase)
-        for request in node.queued()
-        if not after.serves(request.phase)
-    ]
+    for request in node.queued():
+        if not after.serves(request.phase):
+            request.recalled = True
+            commands.append(Withdraw(request=request.name, node=node.name, phase=request.phase))
     for branch in stripped:
         commands += bring_home(state, branch)
     return commands

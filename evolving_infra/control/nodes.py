@@ -7,7 +7,7 @@ from evolving_infra.types import BlockKey, Phase, Role
 
 @dataclass(slots=True, kw_only=True)
 class Request:
-    """A live request. ``node`` is None while no node is up.
+    """A live request. ``node`` is None while no node is up; ``recalled``: it was withdrawn from it.
 
     ``source`` is the node whose prefill produced the prompt's KV, ``since`` when the request was
     placed or started on its node, ``service_seconds`` the predicted prefill time there.
@@ -25,6 +25,7 @@ class Request:
     service_seconds: float = 0.0
     source: str | None = None
     bounces: int = 0
+    recalled: bool = False
 
 
 @dataclass(slots=True, kw_only=True)

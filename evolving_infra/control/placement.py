@@ -70,7 +70,7 @@ def take_back(state: ControlState, request: Request) -> None:
     """The request is on no node any more."""
     if request.node is not None:
         del state.nodes[request.node].requests[request.name]
-    request.node, request.running = None, False
+    request.node, request.running, request.recalled = None, False, False
 
 
 def _give(state: ControlState, request: Request, node: str, now: float) -> None:

@@ -96,12 +96,14 @@ def aborted(state: ControlState, event: RequestAborted, now: float) -> list[Comm
 def bounced(state: ControlState, event: RequestBounced, now: float) -> list[Command]:
     """Place the request again, on another node if one is up.
 
-    ``StateError`` unless it is there in this phase, or if it bounced ``MAX_BOUNCES`` times.
+    A role change that recalled it does not count, else ``StateError`` if it bounced
+    ``MAX_BOUNCES`` times. ``StateError``, too, unless it is there in this phase.
     """
     request = _placed(state, event.request, event.node, event.phase)
-    if request.bounces == MAX_BOUNCES:
-        raise StateError(f"request {event.request!r} was refused {MAX_BOUNCES} times: give it up")
-    request.bounces += 1
+    if not request.recalled:
+        if request.bounces == MAX_BOUNCES:
+            raise StateError(f"request {event.request!r} was refused {MAX_BOUNCES} times: give up")
+        request.bounces += 1
     if event.phase is Phase.DECODE:
         assert request.source is not None, "a decode has the node of its prefill"
         return place_decode(state, request, request.source, now, avoid=event.node)

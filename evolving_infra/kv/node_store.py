@@ -177,6 +177,10 @@ class NodeStore:
         """All committed blocks: the inventory for a new controller."""
         return tuple(self._committed)
 
+    def expire_leases(self, now: float) -> None:
+        """Forget the leases whose time is up; whoever reserves or leases does it, too."""
+        self._leases.expire(now)
+
     def stats(self) -> StoreStats:
         """O(blocks counted)."""
         return StoreStats(

@@ -154,6 +154,7 @@ class StoreServer:
 
     def stats(self) -> dict[str, int]:
         """``StoreStats`` as a map, and ``fetched_blocks`` since the start."""
+        self.store.expire_leases(self._clock())
         return {**asdict(self.store.stats()), "fetched_blocks": self._fetcher.fetched_blocks}
 
     def _note_changes(self) -> None:
