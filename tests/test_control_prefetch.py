@@ -169,3 +169,23 @@ def test_wishes_are_bounded() -> None:
     wants.drop("a")
     assert len(wants) == 0
     wants.check(set())
+
+
+def test_a_prefill_node_that_holds_most_of_the_context_is_kept_up_to_date() -> None:
+    plane = cluster(p=Role.PREFILL, q=Role.PREFILL, d=Role.DECODE)
+    decoding(plane, "r")
+    assert plane.homes("b")[Phase.PREFILL] == "p"
+    store(plane, "q", KEYS[:3])
+    store(plane, "d", KEYS[4:5])
+    at_end = finish(plane, "r")
+    assert at_end == [copy(4), copy(4, node="q"), copy(3, node="q", source="p")]
+    assert store(plane, "d", KEYS[5:6]) == [copy(5), copy(5, node="q")]
+
+
+def test_a_prefill_node_that_holds_little_of_the_context_is_left_alone() -> None:
+    plane = cluster(p=Role.PREFILL, q=Role.PREFILL, d=Role.DECODE)
+    decoding(plane, "r")
+    store(plane, "q", KEYS[:2])
+    store(plane, "d", KEYS[4:5])
+    assert finish(plane, "r") == [copy(4)]
+    assert store(plane, "d", KEYS[5:6]) == [copy(5)]
