@@ -57,7 +57,9 @@ def test_bad_arguments_are_refused(changes: dict[str, Any], text: str) -> None:
 
 
 def test_good_arguments_are_taken() -> None:
-    _core.pack_blocks(**pack_arguments())
+    arguments = pack_arguments()
+    _core.pack_blocks(**arguments)
+    assert arguments["memory"].any(), "a record was written"
 
 
 def test_read_only_memory_is_refused() -> None:

@@ -1,6 +1,7 @@
 """Requests in time: disconnects abort, a slow reader bounds what waits, stopping is graceful."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -21,6 +22,7 @@ from evolving_infra.errors import (
 from evolving_infra.gateway.generation import generate, interleave
 from evolving_infra.gateway.running import RunningRequests
 from evolving_infra.gateway.server import GatewayServer, serve
+from tests.conftest import free_port
 from tests.test_gateway_fake import SETTINGS, EchoCluster, listening, run, serving, submission_of
 
 ENDLESS = {"prompt": "abc", "max_tokens": 190}
@@ -310,7 +312,20 @@ def test_a_taken_port_is_an_error() -> None:
 def test_serve_runs_until_it_is_told_to_stop() -> None:
     async def main() -> None:
         stopping = asyncio.Event()
-        stopping.set()
-        await serve(EchoCluster(), SETTINGS, stopping)
+        settings = replace(SETTINGS, port=free_port())
+        serving = asyncio.create_task(serve(EchoCluster(), settings, stopping))
+        async with aiohttp.ClientSession() as session:
+            url = f"http://127.0.0.1:{settings.port}/healthz"
+            while not serving.done():
+                with contextlib.suppress(aiohttp.ClientConnectionError):
+                    async with session.get(url) as response:
+                        assert response.status == 200
+                        break
+                await asyncio.sleep(0)
+            assert not serving.done()
+            stopping.set()
+            await serving
+            with pytest.raises(aiohttp.ClientConnectionError):
+                await session.get(url)
 
     run(main())
