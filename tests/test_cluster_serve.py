@@ -41,11 +41,11 @@ def cached_of(answer: dict[str, Any]) -> int:
 
 def test_a_cluster_serves_reuses_and_changes_roles(serve: Any) -> None:
     with serve("--split", "1P1D") as cluster:
-        openai_package_works(cluster.url)
-        continuation_reuses_prompt_and_output(cluster)
-        tokens_survive_a_role_swap(cluster)
-        bad_input_is_refused_and_serving_goes_on(cluster)
-        command_line_changes_roles(cluster)
+        check_openai_package_works(cluster.url)
+        check_continuation_reuses_prompt_and_output(cluster)
+        check_tokens_survive_a_role_swap(cluster)
+        check_bad_input_is_refused_and_serving_goes_on(cluster)
+        check_command_line_changes_roles(cluster)
 
 
 def refusal(call: Callable[[], object]) -> tuple[int, str]:
@@ -56,7 +56,7 @@ def refusal(call: Callable[[], object]) -> tuple[int, str]:
         return error.code, json.load(error)["error"]["message"]
 
 
-def openai_package_works(url: str) -> None:
+def check_openai_package_works(url: str) -> None:
     client = OpenAI(base_url=f"{url}/v1", api_key="none")
     whole = client.completions.create(model="tiny-mla-moe", prompt="def f(x):", max_tokens=12)
     assert whole.usage is not None
@@ -77,7 +77,7 @@ def openai_package_works(url: str) -> None:
     client.close()
 
 
-def continuation_reuses_prompt_and_output(cluster: Any) -> None:
+def check_continuation_reuses_prompt_and_output(cluster: Any) -> None:
     first = complete(cluster, PROMPT, **{"X-Branch-Id": "agent"})
     assert cached_of(first) == 0
     longer = PROMPT + tokens_of(first) + [1, 2, 3]
@@ -93,7 +93,7 @@ def continuation_reuses_prompt_and_output(cluster: Any) -> None:
     cluster.post("/v1/branches/agent/end", {})
 
 
-def tokens_survive_a_role_swap(cluster: Any) -> None:
+def check_tokens_survive_a_role_swap(cluster: Any) -> None:
     before = tokens_of(complete(cluster, PROMPT[:200]))
     cluster.post("/v1/cluster/nodes/node1/role", {"role": "prefill"})
     cluster.post("/v1/cluster/nodes/node0/role", {"role": "decode"})
@@ -108,7 +108,7 @@ def tokens_survive_a_role_swap(cluster: Any) -> None:
     assert all(c["blocks_lost"] == 0 and c["failed_requests"] == 0 for c in changes)
 
 
-def bad_input_is_refused_and_serving_goes_on(cluster: Any) -> None:
+def check_bad_input_is_refused_and_serving_goes_on(cluster: Any) -> None:
     cases: list[tuple[int, dict[str, Any], dict[str, str], str]] = [
         (400, {"max_tokens": -1}, {}, "max_tokens"),
         (400, {"max_tokens": 10**9}, {}, "max_tokens"),
@@ -136,7 +136,7 @@ def bad_input_is_refused_and_serving_goes_on(cluster: Any) -> None:
     assert len(tokens_of(complete(cluster, PROMPT))) == 24
 
 
-def command_line_changes_roles(cluster: Any) -> None:
+def check_command_line_changes_roles(cluster: Any) -> None:
     command = [sys.executable, "-m", "evolving_infra.cli", "role"]
     done = subprocess.run(
         [*command, "node0", "prefill", "--url", cluster.url], capture_output=True, text=True

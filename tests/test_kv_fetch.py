@@ -59,8 +59,6 @@ def test_fetched_blocks_are_the_peers(tmp_path: Path, layout: KvLayout) -> None:
         result = await own.fetch("r", address_in(tmp_path, "peer"), KEYS[1:6], 10)
         assert (result.state, result.arrived) == (FetchState.LOCAL, KEYS[1:6])
         assert result.fetched_blocks == own_store.stats()["fetched_blocks"] == 5
-        slot_bytes = WireLayout.of(layout).slot_bytes
-        assert result.fetched_bytes == 5 * layout.shards * slot_bytes
         assert result.seconds > 0
         assert holds(await local_blocks(own, KEYS[1:6]), pools, range(1, 6), layout)
         await peer.reserve([])

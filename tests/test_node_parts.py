@@ -13,10 +13,12 @@ import pytest
 from evolving_infra.cluster.counted import CountedBlocks
 from evolving_infra.cluster.hasher import block_hasher
 from evolving_infra.cluster.launcher import running_cluster
-from evolving_infra.cluster.messages import join_keys
+from evolving_infra.cluster.messages import join_keys, sampling_to_map
+from evolving_infra.cluster.node import Node
 from evolving_infra.cluster.places import Places
 from evolving_infra.cluster.prepare import Preparer
 from evolving_infra.config import ClusterConfig, EngineConfig
+from evolving_infra.engine.engine import Engine
 from evolving_infra.engine.request import EngineRequest
 from evolving_infra.errors import InputError, PeerError
 from evolving_infra.types import SamplingParams
@@ -136,3 +138,56 @@ def test_a_process_whose_launcher_is_gone_ends() -> None:
             timeout=60,
         )
         assert done.returncode == expected
+
+
+class NowEngine:
+    """An engine's thread that runs every action at once, in the caller's."""
+
+    def __init__(self) -> None:
+        config = EngineConfig(device_pages=64, max_context_tokens=512)
+        self.engine = Engine(config, block_hasher(config))
+        self.pools = self.engine.pools
+
+    def post(self, action: Any) -> None:
+        action(self.engine, 0.0)
+
+    def post_back(self, action: Any, then: Any) -> None:
+        then(action(self.engine, 0.0))
+
+
+class Told:
+    """A controller's connection that records what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, dict[str, Any]]] = []
+
+    def tell(self, op: str, **fields: Any) -> None:
+        self.told.append((op, fields))
+
+
+def test_a_request_the_engine_refuses_fails_alone() -> None:
+    async def main() -> None:
+        thread, channel = NowEngine(), Told()
+        node = Node(ClusterConfig(), thread, Link(None))  # type: ignore[arg-type]
+        await node.opened(channel)  # type: ignore[arg-type]
+        order = {
+            "attempt": 1,
+            "prompt": [1, 2, 3],
+            "output": [],
+            "fetches": [],
+            "sampling": {**sampling_to_map(SamplingParams(max_tokens=4)), "temperature": -1.0},
+        }
+        await node.handle(channel, "prefill", {**order, "request": "bad"})  # type: ignore[arg-type]
+        good = {
+            **order,
+            "request": "good",
+            "sampling": sampling_to_map(SamplingParams(max_tokens=4)),
+        }
+        await node.handle(channel, "prefill", good)  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        (failed,) = [fields for op, fields in channel.told if op == "failed"]
+        assert failed["request"] == "bad"
+        assert failed["text"].startswith("temperature: expected 0 or more")
+        assert thread.engine.counters.queued == 1
+
+    asyncio.run(main())

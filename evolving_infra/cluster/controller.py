@@ -13,11 +13,7 @@ from typing import Any
 
 from evolving_infra.cluster.hasher import block_hasher
 from evolving_infra.cluster.ledger import Entry, Ledger
-from evolving_infra.cluster.messages import (
-    join_keys,
-    sampling_to_map,
-    timings_to_map,
-)
+from evolving_infra.cluster.messages import join_keys, sampling_to_map, timings_to_map
 from evolving_infra.cluster.role_log import RoleChange, RoleLog
 from evolving_infra.config import ClusterConfig
 from evolving_infra.control import commands as do

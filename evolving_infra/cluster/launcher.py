@@ -15,10 +15,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from evolving_infra.cluster.admin import cluster_state
 from evolving_infra.cluster.places import Places
@@ -78,7 +77,7 @@ class Launcher:
             await self._spawn(node, "evolving_infra.cluster.engine_process", node)
         await self._spawn("gateway", "evolving_infra.gateway", "")
 
-    async def wait_ready(self, on_wait: Callable[[dict[str, Any]], None] | None = None) -> None:
+    async def wait_ready(self) -> None:
         """Wait until every node serves. Raises ``PeerError`` with the reason if that fails."""
         deadline = time.monotonic() + READY_S
         cluster = RemoteCluster(self.places.controller, self.secret)
@@ -88,8 +87,6 @@ class Launcher:
                     self.failed.result()
                 with contextlib.suppress(PeerError):
                     state = await cluster.state()
-                    if on_wait is not None:
-                        on_wait(state)
                     if state["ready"] and await self._gateway_answers():
                         return
                 if time.monotonic() > deadline:
@@ -141,8 +138,8 @@ class Launcher:
             state = await asyncio.to_thread(cluster_state, self.url)
         except EvolvingInfraError:
             return False
-        config: dict[str, Any] = state["config"]
-        return config.get("instance") == self.config.instance
+        config = state.get("config")
+        return isinstance(config, dict) and config.get("instance") == self.config.instance
 
     async def _spawn(self, name: str, module: str, node: str) -> None:
         command = (
@@ -210,7 +207,6 @@ def last_line(path: Path) -> str:
 async def running_cluster(
     config: ClusterConfig,
     run_dir: Path | None = None,
-    on_wait: Callable[[dict[str, Any]], None] | None = None,
 ) -> AsyncIterator[Launcher]:
     """A ready cluster; stopped at the end of the block, whatever happens.
 
@@ -226,7 +222,7 @@ async def running_cluster(
         launcher = Launcher(config, places)
         try:
             await launcher.start()
-            await launcher.wait_ready(on_wait)
+            await launcher.wait_ready()
             yield launcher
         finally:
             await launcher.stop()

@@ -24,6 +24,8 @@ from evolving_infra.cluster.store_link import StoreLink
 from evolving_infra.cluster.writer import Writer
 from evolving_infra.config import ClusterConfig
 from evolving_infra.engine import request as eng
+from evolving_infra.engine.engine import Engine
+from evolving_infra.errors import InputError
 from evolving_infra.kv.channel import Channel, Fields
 from evolving_infra.types import BlockKey
 
@@ -119,7 +121,10 @@ class Node:
             sampling=sampling_from_map(fields["sampling"]),
             stop_after_first=op == "prefill",
         )
-        self._engine.post(lambda engine, now: engine.submit(request, now, ready=False))
+        self._engine.post_back(
+            lambda engine, now: _submit(engine, request, now),
+            lambda refusal: self._refused(placement, refusal),
+        )
         if op == "prefill":
             work = self._preparer.prefill(request, fields["fetches"])
         else:
@@ -127,6 +132,12 @@ class Node:
         task = guarded(self._prepare(placement, work))
         self._preparing.add(task)
         task.add_done_callback(self._preparing.discard)
+
+    def _refused(self, placement: Placement, refusal: str | None) -> None:
+        """A request that an engine won't take must not end the engine, and the next one's."""
+        if refusal is not None and placement.name in self._placements:
+            self._tell("failed", placement, text=refusal)
+            self._forget(placement)
 
     async def _prepare(self, placement: Placement, work: Awaitable[Prepared]) -> None:
         placement.prepared = prepared = await work
@@ -152,9 +163,8 @@ class Node:
         self._forget(placement)
 
     def _forget(self, placement: Placement) -> None:
-        if self._placements.pop(placement.name, None) is None:
-            return
-        self._release(placement)
+        if self._placements.pop(placement.name, None) is not None:
+            self._release(placement)
 
     def _release(self, placement: Placement) -> None:
         """The engine reads the prepared host blocks no more."""
@@ -288,3 +298,12 @@ class Node:
         if placement is not None:
             self._tell("failed", placement, text=event.text)
             self._forget(placement)
+
+
+def _submit(engine: Engine, request: eng.EngineRequest, now: float) -> str | None:
+    """Queue a request whose KV is being prepared; the sentence if the engine refuses it."""
+    try:
+        engine.submit(request, now, ready=False)
+    except InputError as error:
+        return str(error)
+    return None

@@ -37,7 +37,6 @@ class FetchResult:
     state: FetchState
     arrived: tuple[BlockKey, ...]
     fetched_blocks: int
-    fetched_bytes: int
     seconds: float
     reason: str = ""
 
@@ -110,7 +109,6 @@ class Fetcher:
             state=FetchState.LOCAL if complete else FetchState.ABANDONED,
             arrived=arrived,
             fetched_blocks=job.fetched_blocks,
-            fetched_bytes=job.fetched_blocks * self._block_bytes,
             seconds=self._clock() - started,
             reason="" if complete else job.reason or f"{address} lacks some of the blocks",
         )
